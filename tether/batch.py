@@ -68,3 +68,27 @@ class DataOrder:
             self._epoch_cached = epoch
         start = within * self.batch_size
         return self._permutation[start : start + self.batch_size]
+
+
+def split_by_prompt(examples: list[Example], fraction: float, seed: int) -> tuple[list[Example], list[Example]]:
+    """Hold out about `fraction` of the rows, whole prompts at a time, so that no prompt is on both sides.
+
+    Returns (training, held out), each in file order. Rows without a prompt go by their first answer.
+    """
+    if fraction <= 0:
+        return examples, []
+    keys = [tuple(e.prompt) or tuple(e.answers[0]) for e in examples]
+    order = sorted(set(keys))
+    random.Random(f"{seed}/split").shuffle(order)
+    wanted, held = round(fraction * len(examples)), set[tuple[int, ...]]()
+    count = {key: 0 for key in order}
+    for key in keys:
+        count[key] += 1
+    taken = 0
+    for key in order:
+        if taken >= wanted:
+            break
+        held.add(key)
+        taken += count[key]
+    train = [e for e, key in zip(examples, keys, strict=True) if key not in held]
+    return train, [e for e, key in zip(examples, keys, strict=True) if key in held]

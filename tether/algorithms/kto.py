@@ -1,0 +1,177 @@
+"""KTO (Ethayarajh et al. 2024, eq. 8): learn from answers marked good or bad, one at a time, without pairs.
+
+With h = log pi(y|x) - log ref(y|x) and the reference point z0 = max(0, mean over the step of log pi(y'|x) - log ref(y'|x)),
+where y' is the answer to another prompt:  desirable  w_d (1 - s(beta (h - z0))),  undesirable  w_u (1 - s(beta (z0 - h))).
+
+Ours: z0 is worked out over the whole optimiser step before its first backward pass, so micro-batches do not show, and it
+carries no gradient. Each prompt meets the answer of the next row in the step that has another prompt; a step in which all
+rows share one prompt borrows an answer from the rest of the data, so that no row ever meets its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tether import feedback
+from tether.batch import Example, split_by_prompt
+from tether.chat import encode_feedback
+from tether.errors import UserError
+from tether.loop import Loop, Tally
+from tether.losses.kto import kto_baseline, kto_loss
+from tether.packing import micro_batches, pack
+from tether.policy import Policy
+from tether.recipe import DPORecipe
+from tether.reference import reference_logps
+from tether.run import Run
+from tether.startup import check_rows, check_start, record_problems
+
+
+def train(recipe: DPORecipe, run: Run) -> dict[str, Any]:
+    """Run the recipe to its end, from wherever the run directory stands. Returns the summary, also written to the run."""
+    # 1. The model, and the rows as token ids: one prompt with one answer, good or bad.
+    policy = Policy.from_recipe(recipe, run)
+    examples, held_out, n_read = load_rows(recipe, policy, run)
+    check_rows(run, examples, n_read, what="rows")
+    check_labels(recipe, examples, run)
+
+    # 2. What the reference says of every answer, once.
+    beside = Path(recipe.data if isinstance(recipe.data, str) else recipe.data[0])
+    everything = [*examples, *held_out]
+    reference = reference_logps(
+        policy, everything, cache=recipe.cache_reference, beside=beside, tokens_per_micro_batch=recipe.tokens_per_micro_batch, say=run.say
+    )
+    if run.is_new:
+        packed = pack(examples[:8], device=policy.device)
+        with torch.no_grad():
+            sums = packed.sum_by_answer(policy.logprobs(packed))
+        check_start(run, sums, reference[: len(sums)].to(sums), packed.lengths, precision=policy.precision)
+
+    # 3. Steps.
+    weights = {"beta": recipe.beta, "desirable_weight": recipe.desirable_weight, "undesirable_weight": recipe.undesirable_weight}
+    with Loop(recipe, run, policy, n_rows=len(examples), title="kto") as loop:
+        for _ in loop:
+            rows = loop.rows()
+            z0, raw = reference_point(recipe, policy, examples, rows)
+            tally = Tally()
+            by_class: dict[bool, list[Tensor]] = {True: [], False: []}
+            for part in loop.parts(examples):
+                packed = pack([examples[i] for i in part], device=policy.device)
+                sums = packed.sum_by_answer(policy.logprobs(packed))
+                labels = torch.tensor([bool(examples[i].extra["label"]) for i in part], device=sums.device)
+                ref = reference[part].to(sums)
+                loss, metrics = kto_loss(sums, ref, labels, z0, **weights, total=len(rows))
+                loss.backward()
+                tally.add(loss, metrics, tokens=packed.n_tokens)
+                for label in (True, False):
+                    by_class[label].append((recipe.beta * (sums - ref).detach())[labels == label].double())
+            loop.end(tally, {"kl": float(z0), "kl/raw": float(raw), **class_means(by_class)})
+
+    # 4. The result.
+    summary: dict[str, Any] = {"steps": loop.step, "rows": len(examples), "loss_type": "kto"}
+    if held_out:
+        summary["held_out"] = evaluate(recipe, policy, held_out, reference[len(examples) :], run, loop.step)
+    policy.save(run.folder / "model")
+    return run.finish(summary)
+
+
+def class_means(by_class: dict[bool, list[Tensor]]) -> dict[str, float]:
+    """Implicit rewards of the two classes; a class that is absent from the step is left out rather than shown as 0."""
+    out: dict[str, float] = {}
+    for label, name in ((True, "chosen"), (False, "rejected")):
+        values = torch.cat(by_class[label])
+        out[f"count/{name}"] = len(values)
+        if len(values):
+            out[f"rewards/{name}"] = float(values.mean())
+    if "rewards/chosen" in out and "rewards/rejected" in out:
+        out["rewards/margins"] = out["rewards/chosen"] - out["rewards/rejected"]
+    return out
+
+
+def load_rows(recipe: DPORecipe, policy: Policy, run: Run) -> tuple[list[Example], list[Example], int]:
+    """Training rows, held-out rows and the number of rows read. Whatever is dropped or cut is recorded by file and line."""
+
+    def read(paths: str | list[str]) -> tuple[list[Example], int]:
+        loaded = feedback.load(paths)
+        run.say(f"read {len(loaded.rows)} rows from {', '.join(loaded.files)}: {loaded.shape}")
+        loaded.enforce(recipe.on_bad_rows)
+        encoded = encode_feedback(loaded, policy.codec, max_length=recipe.max_length, truncation=recipe.truncation)
+        record_problems(run, [*loaded.problems, *encoded.problems])
+        run.fingerprint(loaded.files, loaded.fingerprint)
+        return encoded.examples, len(loaded.rows)
+
+    examples, n_read = read(recipe.data)
+    if recipe.eval_data:
+        return examples, read(recipe.eval_data)[0], n_read
+    train_rows, held_out = split_by_prompt(examples, recipe.eval_fraction, recipe.seed)
+    return train_rows, held_out, n_read - len(held_out)
+
+
+def check_labels(recipe: DPORecipe, examples: Sequence[Example], run: Run) -> None:
+    """The reference point needs two prompts; the class weights should balance the counts (KTO, section 4.2: between 1 and 4/3)."""
+    if recipe.batch_size < 2:
+        raise UserError("kto compares each prompt with another row's answer", where="batch_size: 1", remedy="Use batch_size 2 or more.")
+    if len({tuple(e.prompt) for e in examples}) < 2:
+        raise UserError("kto needs at least two different prompts", where="data", remedy="With one prompt there is no mismatched answer.")
+    good = sum(bool(e.extra["label"]) for e in examples)
+    bad = len(examples) - good
+    if good and bad:
+        ratio = recipe.desirable_weight * good / (recipe.undesirable_weight * bad)
+        if not 1 <= ratio <= 4 / 3:
+            words = (
+                f"{good} good and {bad} bad rows weigh {ratio:.2f} to 1; the paper keeps desirable_weight x good / "
+                f"(undesirable_weight x bad) between 1 and 1.33: desirable_weight={recipe.undesirable_weight * bad / good:.3g} gives 1"
+            )
+            run.note("kto_class_weights", words)
+            run.say("warning: " + words)
+
+
+def mismatched(examples: Sequence[Example], rows: Sequence[int]) -> list[Example]:
+    """For each row of the step its prompt with the answer of the next row that has another prompt.
+
+    >>> a, b = Example([1], [[2]], [[True]]), Example([3], [[4]], [[True]])
+    >>> [(e.prompt, e.answers) for e in mismatched([a, b], [0, 1])]
+    [([1], [[4]]), ([3], [[2]])]
+    """
+    out = []
+    for k, i in enumerate(rows):
+        within = [rows[(k + shift) % len(rows)] for shift in range(1, len(rows))]
+        beyond = ((i + shift) % len(examples) for shift in range(1, len(examples)))
+        partner = next((j for j in [*within, *beyond] if examples[j].prompt != examples[i].prompt))
+        out.append(Example(examples[i].prompt, examples[partner].answers, examples[partner].trained))
+    return out
+
+
+@torch.no_grad()
+def reference_point(recipe: DPORecipe, policy: Policy, examples: Sequence[Example], rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """z0 and its value before the clamp at 0, over the whole step (mean first, clamp after: the other order is biased up)."""
+    pairs = mismatched(examples, rows)
+    gaps = []
+    for part in micro_batches(pairs, recipe.tokens_per_micro_batch):
+        packed = pack([pairs[i] for i in part], device=policy.device)
+        ours = packed.sum_by_answer(policy.logprobs(packed))
+        with policy.reference() as reference:
+            gaps.append(ours - packed.sum_by_answer(reference.logprobs(packed)))
+    return kto_baseline(torch.cat(gaps))
+
+
+@torch.no_grad()
+def evaluate(
+    recipe: DPORecipe, policy: Policy, held_out: list[Example], reference: Tensor, run: Run, step: int
+) -> dict[str, float]:
+    """How far good and bad held-out answers are apart, logged with the prefix `eval_`."""
+    by_class: dict[bool, list[Tensor]] = {True: [], False: []}
+    for part in micro_batches(held_out, recipe.tokens_per_micro_batch):
+        packed = pack([held_out[i] for i in part], device=policy.device)
+        sums = packed.sum_by_answer(policy.logprobs(packed))
+        rewards = (recipe.beta * (sums - reference[part].to(sums))).double()
+        labels = torch.tensor([bool(held_out[i].extra["label"]) for i in part])
+        for label in (True, False):
+            by_class[label].append(rewards[labels == label])
+    out = {f"eval_{name}": value for name, value in class_means(by_class).items()}
+    run.log(step, out)
+    return out

@@ -1,0 +1,163 @@
+"""What surrounds a step and is the same for every method: data order, micro-batches, the update, the log, checkpoints, Ctrl-C.
+
+The mathematics stays in the algorithm's own file:
+
+    with Loop(recipe, run, model, n_rows=len(examples), title="DPO") as loop:
+        for step in loop:
+            tally = Tally()
+            for part in loop.parts(examples):          # micro-batches by token budget
+                loss, metrics = ...
+                loss.backward()
+                tally.add(loss, metrics)
+            loop.end(tally)
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from tether.batch import DataOrder, Example
+from tether.checkpoint import load_checkpoint, save_checkpoint
+from tether.interrupt import Interrupt
+from tether.packing import micro_batches
+from tether.progress import Progress
+from tether.recipe import TrainRecipe
+from tether.run import Run
+from tether.step import Update
+from tether.trackers import Trackers
+
+
+class Trainable(Protocol):
+    """What the loop needs of a policy or a reward model."""
+
+    def parameters(self) -> Mapping[str, torch.nn.Parameter]: ...
+
+
+class Interrupted(Exception):
+    """Ctrl-C was pressed: the state is saved, and `tether resume` continues it."""
+
+
+class Tally:
+    """Sums what the micro-batches of one optimiser step report, so that a split never shows in the log.
+
+    Per-row values are averaged over the step's rows; totals are added up.
+    """
+
+    def __init__(self) -> None:
+        self.loss = 0.0
+        self._rows: dict[str, list[Tensor]] = defaultdict(list)
+        self._ratios: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        self.tokens = 0
+
+    def add(self, loss: Tensor | float, rows: Mapping[str, Tensor] | None = None, *, tokens: int = 0) -> None:
+        """`loss` is this micro-batch's share (it already divides by the step's total); `rows` holds (B,) values."""
+        self.loss += float(loss)
+        self.tokens += tokens
+        for name, values in (rows or {}).items():
+            self._rows[name].append(values.detach().reshape(-1).double())
+
+    def add_ratio(self, name: str, numerator: float, denominator: float) -> None:
+        """A mean whose denominator is not the number of rows, such as a mean over tokens."""
+        pair = self._ratios[name]
+        pair[0] += numerator
+        pair[1] += denominator
+
+    def rows(self, name: str) -> Tensor:
+        """All values of one per-row metric, in the order in which they were added."""
+        return torch.cat(self._rows[name]) if self._rows[name] else torch.empty(0, dtype=torch.float64)
+
+    def means(self) -> dict[str, float]:
+        out = {"loss": self.loss}
+        out |= {name: float(torch.cat(parts).mean()) for name, parts in self._rows.items() if sum(len(p) for p in parts)}
+        out |= {name: top / bottom for name, (top, bottom) in self._ratios.items() if bottom}
+        return out
+
+
+class Loop:
+    """Iterates over optimiser steps, from the newest complete checkpoint if the run has one."""
+
+    def __init__(self, recipe: TrainRecipe, run: Run, model: Any, *, n_rows: int, title: str) -> None:
+        self.recipe, self.run, self.model, self.title = recipe, run, model, title
+        self.order = DataOrder(n_rows, recipe.batch_size, recipe.seed, recipe.shuffle)
+        self.total_steps = recipe.max_steps or max(1, math.ceil(recipe.epochs * self.order.steps_per_epoch - 1e-9))
+        self.update = Update(model.parameters(), recipe, self.total_steps)
+        self.state: dict[str, Any] = {"num_tokens": 0}  # what a method wants to find again after a resume
+        self.step = 0
+        self._saved_at: int | None = None
+
+    def __enter__(self) -> Loop:
+        found = load_checkpoint(self.run, self.model, self.update)
+        if found is not None:
+            self.step, self.state = found.step, {**self.state, **found.extra}
+            self._saved_at = self.step
+            self.run.note("resumed", f"continued from step {self.step}")
+        self.run.truncate(self.step)
+        self.first_step = self.step
+        self.progress = Progress(self.total_steps, self.title, start=self.step).__enter__()
+        self.trackers = Trackers(self.recipe.trackers, self.run)
+        self.interrupt = Interrupt().__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.interrupt.__exit__(kind, error, trace)
+        self.trackers.close()
+        self.progress.__exit__(kind, error, trace)
+
+    def __iter__(self) -> Iterator[int]:
+        """Yields step numbers (0-based); after the last one the final state is on disk."""
+        while self.step < self.total_steps:
+            self._began = time.perf_counter()
+            yield self.step
+        self._save()
+
+    def rows(self) -> list[int]:
+        """Indices of the rows that make up this optimiser step."""
+        return self.order.batch(self.step)
+
+    def parts(self, examples: Sequence[Example]) -> list[list[int]]:
+        """This step's rows, cut into micro-batches by token budget. The cut never changes the update."""
+        rows = self.rows()
+        cut = micro_batches([examples[i] for i in rows], self.recipe.tokens_per_micro_batch)
+        return [[rows[j] for j in part] for part in cut]
+
+    def end(self, tally: Tally, extra: Mapping[str, float] | None = None) -> dict[str, float]:
+        """Clip and apply the update, log the step, save when due. Returns what was logged."""
+        applied = self.update.apply(loss=tally.loss)
+        self.state["num_tokens"] += tally.tokens
+        seconds = time.perf_counter() - self._began
+        self.step += 1
+        metrics: dict[str, Any] = {
+            **tally.means(),
+            **(extra or {}),
+            **applied,
+            "epoch": round(self.order.epoch(self.step), 6),
+            "num_tokens": self.state["num_tokens"],
+            "step_time": round(seconds, 4),
+            "tokens_per_second": round(tally.tokens / seconds, 1),
+        }
+        self.run.log(self.step, metrics)
+        self.trackers.log(self.step, metrics)
+        self.progress.update(self.step, metrics)
+        if self.step % self.recipe.save_steps == 0 or self.step == self.total_steps:
+            self._save()
+        if self.interrupt.requested and self.step < self.total_steps:
+            self._save()
+            raise Interrupted(f"stopped at step {self.step} of {self.total_steps}; continue with: tether resume {self.run.folder}")
+        return metrics
+
+    def due(self, every: int | None) -> bool:
+        """Whether something that runs every n steps is due after the step that just ended."""
+        return bool(every) and self.step % int(every or 1) == 0
+
+    def _save(self) -> None:
+        if self._saved_at != self.step:
+            save_checkpoint(self.run, self.step, self.model, self.update, self.state, keep=self.recipe.keep_checkpoints)
+            self._saved_at = self.step
