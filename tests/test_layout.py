@@ -59,7 +59,9 @@ FILES = [p for p in sorted(PACKAGE.rglob("*.py")) if p.name != "__init__.py"]
 
 def test_every_file_is_on_the_architecture_page() -> None:
     table = levels()
-    missing = [str(p.relative_to(PACKAGE)) for p in FILES if level_of(str(p.relative_to(ROOT).with_suffix("")).replace("/", "."), table) is None]
+    missing = [
+        str(p.relative_to(PACKAGE)) for p in FILES if level_of(str(p.relative_to(ROOT).with_suffix("")).replace("/", "."), table) is None
+    ]
     assert not missing, f"not in the levels table of docs/architecture.md: {missing}"
 
 

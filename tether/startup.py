@@ -38,7 +38,9 @@ def check_rows(run: Run, examples: Sequence[Example], n_read: int, *, what: str,
         places = ", ".join(str(e.source) for e in empty[:3])
         raise UserError(f"{len(empty)} rows have an answer without a single trained token", where=places, remedy="Check the chat template.")
     if not examples:
-        raise UserError(f"no row is left to train on out of {n_read}", remedy="See notices.jsonl in the run directory for the reason of each.")
+        raise UserError(
+            f"no row is left to train on out of {n_read}", remedy="See notices.jsonl in the run directory for the reason of each."
+        )
     lost = n_read - len(examples)
     if n_read and lost > share * n_read:
         run.note("many_rows_lost", f"{lost} of {n_read} rows are not trained on; see the counts above")
@@ -48,7 +50,9 @@ def check_rows(run: Run, examples: Sequence[Example], n_read: int, *, what: str,
     run.say(f"{len(examples)} {what}, {tokens:,} tokens computed an epoch, {trained:,} of them trained")
 
 
-def check_start(run: Run, policy_logps: Tensor, reference_logps: Tensor, lengths: Tensor, *, precision: str, margins: Tensor | None = None) -> None:
+def check_start(
+    run: Run, policy_logps: Tensor, reference_logps: Tensor, lengths: Tensor, *, precision: str, margins: Tensor | None = None
+) -> None:
     """Before anything is learnt the policy is its reference: ratio 1, KL 0, and for pairs margin 0.
 
     All arguments are per answer (A,): summed log-probs under the policy and the reference, trained tokens.

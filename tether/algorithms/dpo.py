@@ -166,9 +166,7 @@ def _check_margin_is_zero(run: Run, policy: Policy, examples: list[Example], ref
 
 
 @torch.no_grad()
-def evaluate(
-    recipe: DPORecipe, policy: Policy, held_out: list[Example], reference: Tensor | None, run: Run, step: int
-) -> dict[str, float]:
+def evaluate(recipe: DPORecipe, policy: Policy, held_out: list[Example], reference: Tensor | None, run: Run, step: int) -> dict[str, float]:
     """The training loss and metrics on pairs that are never trained on, logged with the prefix `eval_`."""
     tally = Tally()
     tokens = sum(sum(e.trained[0]) for e in held_out)

@@ -141,7 +141,7 @@ def mismatched(examples: Sequence[Example], rows: Sequence[int]) -> list[Example
     for k, i in enumerate(rows):
         within = [rows[(k + shift) % len(rows)] for shift in range(1, len(rows))]
         beyond = ((i + shift) % len(examples) for shift in range(1, len(examples)))
-        partner = next((j for j in [*within, *beyond] if examples[j].prompt != examples[i].prompt))
+        partner = next(j for j in [*within, *beyond] if examples[j].prompt != examples[i].prompt)
         out.append(Example(examples[i].prompt, examples[partner].answers, examples[partner].trained))
     return out
 
@@ -160,9 +160,7 @@ def reference_point(recipe: DPORecipe, policy: Policy, examples: Sequence[Exampl
 
 
 @torch.no_grad()
-def evaluate(
-    recipe: DPORecipe, policy: Policy, held_out: list[Example], reference: Tensor, run: Run, step: int
-) -> dict[str, float]:
+def evaluate(recipe: DPORecipe, policy: Policy, held_out: list[Example], reference: Tensor, run: Run, step: int) -> dict[str, float]:
     """How far good and bad held-out answers are apart, logged with the prefix `eval_`."""
     by_class: dict[bool, list[Tensor]] = {True: [], False: []}
     for part in micro_batches(held_out, recipe.tokens_per_micro_batch):
