@@ -1,0 +1,301 @@
+"""The model as a function of a packed stream: hidden states, and log-probabilities of the trained tokens.
+
+At creation a probe runs the model on a few random tokens both ways, packed and as plain padded rows. A model that cannot be
+packed (recurrent layers, attention of its own) takes the padded path: the same numbers, more slowly, with a notice.
+Outside the engine's calls the model is untouched: its attention, its modules and its config are as they were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from tether.attention import IMPLEMENTATION, attending, recording_windows
+from tether.batch import Example
+from tether.head import Scores, token_logprobs
+from tether.packing import Packed, pack
+from tether.padding import Padded, pad
+
+Precision = Literal["fp32", "bf16"]
+Path = Literal["packed", "padded", "whole"]  # whole: padded, and scores only from the full model's own forward
+
+
+class Engine:
+    """Runs a causal language model over packed streams.
+
+    `precision="bf16"` keeps float32 weights, residual stream, norms and reductions around bfloat16 matmuls;
+    "fp32" computes in the weights' own type. Dropout is off unless `train_dropout=True`: with it on, the same weights give two
+    different answers and a ratio or margin that should start at nothing does not.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        precision: Precision,
+        gradient_checkpointing: bool = False,
+        train_dropout: bool = False,
+    ) -> None:
+        if precision not in ("fp32", "bf16"):
+            raise ValueError(f"precision is fp32 or bf16, got {precision!r}")
+        self.model = model
+        self.precision, self.gradient_checkpointing, self.train_dropout = precision, gradient_checkpointing, train_dropout
+        # transformers shares one config between models built from it, and it remembers the attention implementation.
+        memo: dict[int, Any] = {}
+        for module in model.modules():
+            if hasattr(module, "config"):
+                module.config = copy.deepcopy(module.config, memo)
+        # Any: transformers' methods are not known to nn.Module, whose attributes type as Tensor or Module.
+        whole: Any = model
+        self._causal: Any = whole.get_base_model() if hasattr(model, "get_base_model") else model
+        self._decoder: Any = self._causal.get_decoder()
+        self._scores = _scores_of(self._causal.config)
+        self._takes = frozenset(inspect.signature(self._decoder.forward).parameters)
+        self._path: Path = "packed"
+        self.notice: str | None = None
+        self._choose_path()
+
+    @property
+    def packed(self) -> bool:
+        return self._path == "packed"
+
+    @property
+    def _has_head(self) -> bool:
+        return self._causal.get_output_embeddings() is not None
+
+    @property
+    def lm_head(self) -> nn.Module:
+        head = self._causal.get_output_embeddings()
+        if head is None:
+            raise TypeError(f"{type(self._causal).__name__} has no vocabulary head")
+        return head
+
+    # -- the two questions an algorithm asks -----------------------------------------------------------------------
+
+    def hidden(self, packed: Packed) -> Tensor:
+        """Last hidden states after the final norm, (N, H), one for each token of the stream."""
+        if self.packed:
+            with self._running(packed):
+                out = self._decoder(**self._inputs(packed.tokens[None], positions=packed.positions[None]))
+            return out.last_hidden_state[0]
+        padded = pad(packed)
+        with self._running(None):
+            out = self._decoder(**self._inputs(padded.tokens, mask=padded.mask))
+        return padded.gather(out.last_hidden_state)
+
+    def logprobs(self, packed: Packed, temperature: float = 1.0, stats: bool = False) -> Any:
+        """log pi(targets | past), (M,) float32.
+
+        `stats=True` returns `(logprobs, {"entropy": (M,) nats, "correct": (M,) bool})`, both without gradient.
+        """
+        if not temperature > 0:
+            raise ValueError(f"temperature must be above 0, got {temperature}")
+        if self._path == "whole":
+            head: nn.Module = nn.Identity()
+            hidden = self._whole_logits(pad(packed), packed.predict)
+            scores = Scores(temperature=temperature)
+        else:
+            head = self.lm_head
+            hidden = self.hidden(packed)[packed.predict]  # (M, H)
+            scores = Scores(self._scores.scale, self._scores.softcap, temperature)
+        with self._running(None), self._autocast():
+            result = token_logprobs(hidden, head, packed.targets, scores, compute=self._compute_dtype(hidden), stats=stats)
+        if not stats:
+            return result.logprobs
+        return result.logprobs, {"entropy": result.entropy, "correct": result.correct}
+
+    # -- running the model -----------------------------------------------------------------------------------------
+
+    def _compute_dtype(self, x: Tensor) -> torch.dtype:
+        return torch.bfloat16 if self.precision == "bf16" else x.dtype
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.precision == "fp32":
+            return contextlib.nullcontext()
+        return torch.autocast(next(self._decoder.parameters()).device.type, dtype=torch.bfloat16)
+
+    def _inputs(self, tokens: Tensor, *, positions: Tensor | None = None, mask: Tensor | None = None) -> dict[str, Any]:
+        inputs: dict[str, Any] = {"input_ids": tokens}
+        if positions is not None:
+            inputs["position_ids"] = positions
+        if mask is not None:
+            inputs["attention_mask"] = mask
+        if "use_cache" in self._takes:
+            inputs["use_cache"] = False
+        return inputs
+
+    def _whole_logits(self, padded: Padded, predict: Tensor) -> Tensor:
+        with self._running(None):
+            logits = self.model(input_ids=padded.tokens, attention_mask=padded.mask, use_cache=False).logits
+        return padded.gather(logits)[predict]
+
+    @contextlib.contextmanager
+    def _running(self, packed: Packed | None) -> Iterator[None]:
+        """Dropout, attention, checkpointing and autocast as a forward pass needs them; all put back afterwards."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_mode(self.model, train=self.train_dropout and torch.is_grad_enabled()))
+            stack.enter_context(self._recomputable(packed))
+            if self.gradient_checkpointing and torch.is_grad_enabled():
+                stack.enter_context(_checkpointed(self._decoder, lambda: self._recomputable(packed)))
+            stack.enter_context(self._autocast())
+            yield
+
+    @contextlib.contextmanager
+    def _recomputable(self, packed: Packed | None) -> Iterator[None]:
+        """What must hold again when a checkpointed layer runs a second time in the backward pass."""
+        if packed is None:
+            yield
+            return
+        with attending(packed.segments), _implementation(self._decoder, IMPLEMENTATION):
+            yield
+
+    # -- which path --------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _choose_path(self) -> None:
+        name = type(self._causal).__name__
+        why = _cannot_be_packed(self._decoder.config)
+        examples = _probe_examples(self._decoder.config)
+        expected = self._plain_probe(examples)
+        if why is None:
+            with recording_windows() as windows:
+                why = self._differs(examples, expected)
+            if why is None and not _windows(self._decoder.config) <= windows:
+                why = "it has a sliding window that its attention function is not told about"
+        if why is None:
+            return
+        self.notice = f"{name} cannot be packed ({why}); rows are padded instead, which gives the same numbers more slowly."
+        self._path = "padded"
+        why = self._differs(examples, expected)
+        if why is not None and self._has_head:
+            self._path = "whole"
+
+    def _plain_probe(self, examples: list[Example]) -> Tensor:
+        """Log-probabilities by the model's own forward, a row at a time: no padding, no packing.
+
+        For a model without a vocabulary head: the hidden states of each answer's last token.
+        """
+        parts = []
+        with _mode(self.model, train=False):
+            for example in examples:
+                for answer in example.answers:
+                    row = torch.tensor([example.prompt + answer], device=self._device)
+                    if not self._has_head:
+                        parts.append(self._decoder(**self._inputs(row)).last_hidden_state[0, -1])
+                        continue
+                    logits = self.model(input_ids=row, use_cache=False).logits[0, len(example.prompt) - 1 : -1]
+                    logp = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), -1)
+                    parts.append(logp.gather(1, row[0, len(example.prompt) :, None])[:, 0])
+        return torch.cat(parts)
+
+    def _differs(self, examples: list[Example], expected: Tensor) -> str | None:
+        """None if the present path gives the expected log-probabilities, else what is wrong, in words."""
+        precision, self.precision = self.precision, "fp32"
+        try:
+            packed = pack(examples, device=self._device)
+            found = self.logprobs(packed) if self._has_head else self.hidden(packed)[packed.last].flatten()
+        except (TypeError, ValueError, RuntimeError, AttributeError, KeyError, IndexError) as error:
+            return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+        finally:
+            self.precision = precision
+        # Weights in half precision round differently whatever the path; a wrong path is wrong by the spread of the scores.
+        tolerance = 1e-4 if self._decoder.dtype in (torch.float32, torch.float64) else 5e-2
+        gap = float((found - expected).abs().max())
+        if gap <= tolerance * max(1.0, float(expected.abs().max())):
+            return None
+        return f"its {self._path} and plain results differ by {gap:.1e}"
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self._decoder.parameters()).device
+
+
+def _scores_of(config: Any) -> Scores:
+    """What the model does to its projection; the probe finds a model that does anything else."""
+    scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+    return Scores(scale=scale, softcap=getattr(config, "final_logit_softcapping", None))
+
+
+def _cannot_be_packed(config: Any) -> str | None:
+    """What only a longer probe would show."""
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if kinds:
+        return f"it has layers of type {', '.join(sorted(kinds))}"
+    if getattr(config, "attention_chunk_size", None):
+        return "it attends in chunks"
+    return None
+
+
+def _windows(config: Any) -> set[int]:
+    """Sliding windows that the config promises."""
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    used = "sliding_attention" in kinds if kinds else getattr(config, "use_sliding_window", True)
+    return {window} if window and used else set()
+
+
+def _probe_examples(config: Any) -> list[Example]:
+    """A pair and a single answer of random tokens; the global random state is left alone."""
+    generator = torch.Generator().manual_seed(0)
+
+    def tokens(n: int) -> list[int]:
+        return torch.randint(1, config.vocab_size, (n,), generator=generator).tolist()
+
+    def example(prompt: int, *answers: int) -> Example:
+        return Example(tokens(prompt), [tokens(n) for n in answers], [[True] * n for n in answers])
+
+    return [example(5, 4, 7), example(3, 6)]
+
+
+@contextlib.contextmanager
+def _mode(model: nn.Module, *, train: bool) -> Iterator[None]:
+    """Train or evaluation mode for every module, each put back to what it was."""
+    changed = [module for module in model.modules() if module.training != train]
+    for module in changed:
+        module.training = train
+    try:
+        yield
+    finally:
+        for module in changed:
+            module.training = not train
+
+
+@contextlib.contextmanager
+def _implementation(decoder: nn.Module, name: str) -> Iterator[None]:
+    configs: dict[int, Any] = {id(m.config): m.config for m in decoder.modules() if hasattr(m, "config")}
+    before = [(config, config._attn_implementation) for config in configs.values()]
+    for config, _ in before:
+        config._attn_implementation = name
+    try:
+        yield
+    finally:
+        for config, implementation in before:
+            config._attn_implementation = implementation
+
+
+@contextlib.contextmanager
+def _checkpointed(decoder: nn.Module, again: Any) -> Iterator[None]:
+    """Layers recompute themselves in the backward pass. transformers' own switch does nothing in evaluation mode."""
+
+    def wrap(forward: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return checkpoint(forward, *args, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), again()), **kwargs)
+
+        return run
+
+    layers = [module for module in decoder.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for layer in layers:
+        layer.forward = wrap(layer.forward)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
