@@ -79,15 +79,15 @@ class Run:
     @classmethod
     def open(cls, folder: str | Path) -> Run:
         """A run that exists, to read or to continue."""
-        import yaml
+        from tether.yaml_file import load_mapping
 
         folder = Path(folder)
         path = folder / RECIPE
         if not path.is_file():
             found = "no such folder" if not folder.exists() else f"not a run directory: it has no {RECIPE}"
             raise UserError(found, where=str(folder), remedy=f"Runs are: {_runs_near(folder)}.")
-        contents = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if not isinstance(contents, dict) or "command" not in contents:
+        contents, _ = load_mapping(path.read_text(encoding="utf-8"), str(path))
+        if "command" not in contents:
             raise UserError(f"{RECIPE} was not written by tether", where=str(folder), remedy="Pass a run directory.")
         return cls(folder, contents)
 
@@ -319,11 +319,12 @@ def _ends_whole(path: Path) -> bool:
 
 
 # What a run writes before its first step. A folder with nothing else can be begun again: nothing is lost.
-_BEFORE_FIRST_STEP = {RECIPE, NOTICES, METRICS, "error.txt", "tensorboard", "checkpoints"}
+_BEFORE_FIRST_STEP = {RECIPE, "error.txt", "tensorboard", "checkpoints"}
 
 
 def _never_stepped(folder: Path, names: Sequence[str]) -> bool:
-    if not (folder / RECIPE).is_file() or not set(names) <= _BEFORE_FIRST_STEP:
+    others = {name for name in names if not name.endswith(".jsonl")}
+    if not (folder / RECIPE).is_file() or not others <= _BEFORE_FIRST_STEP:
         return False
     stepped = (folder / METRICS).is_file() and (folder / METRICS).stat().st_size > 0
     saved = (folder / "checkpoints").is_dir() and any((folder / "checkpoints").iterdir())
@@ -331,8 +332,7 @@ def _never_stepped(folder: Path, names: Sequence[str]) -> bool:
 
 
 def _empty(folder: Path) -> None:
-    for name in _BEFORE_FIRST_STEP:
-        path = folder / name
+    for path in [*(folder / name for name in _BEFORE_FIRST_STEP), *folder.glob("*.jsonl")]:
         if path.is_dir():
             shutil.rmtree(path)
         else:
