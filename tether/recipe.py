@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from typing_extensions import Self
 
 from tether.keys import SettingError, nearest
+from tether.losses.sheet import LOSS_ALIASES, NEEDS_REFERENCE, NEUTRAL, SHEET, loss_settings
 from tether.settings import Settings
 from tether.values import (
     Count,
@@ -222,51 +223,17 @@ class RewardRecipe(TrainRecipe):
         return frozenset({"model", "lora", "heads", "lcb", "chat_template", "gradient_checkpointing", "center_coef"})
 
 
-# Which settings each loss uses, with the default of that loss. A setting that a loss does not use is refused, not ignored.
-LOSS_SETTINGS: dict[str, dict[str, float]] = {
-    "dpo": {"beta": 0.1},
-    "dpo_reference_free": {"beta": 0.1},
-    "cdpo": {"beta": 0.1, "label_smoothing": 0.1},
-    "robust_dpo": {"beta": 0.1, "label_smoothing": 0.1},
-    "hinge": {"beta": 0.1},
-    "slic": {"delta": 1.0, "nll_coef": 0.1},
-    "ipo_sum": {"beta": 0.1},
-    "ipo_avg": {"beta": 0.1},
-    "dpo_norm": {"beta": 5.0},
-    "dpop": {"beta": 0.1, "lambda_dpop": 50.0},
-    "dpo_nll_seq": {"beta": 0.1, "nll_coef": 1.0},
-    "dpo_nll_token": {"beta": 0.1, "nll_coef": 1.0},
-    "simpo": {"beta": 2.0, "gamma": 1.0, "label_smoothing": 0.0},
-    "cpo": {"beta": 0.1, "nll_coef": 1.0},
-    "orpo": {"lambda_or": 0.1},
-    "kto": {"beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0},
-}
-# The value of a setting in a loss that does not use it: the one that changes nothing.
-NEUTRAL = {
-    "beta": 1.0,
-    "label_smoothing": 0.0,
-    "gamma": 0.0,
-    "delta": 1.0,
-    "nll_coef": 0.0,
-    "lambda_dpop": 0.0,
-    "lambda_or": 0.0,
-    "desirable_weight": 1.0,
-    "undesirable_weight": 1.0,
-}
-REFERENCE_FREE = frozenset({"dpo_reference_free", "slic", "simpo", "cpo", "orpo"})
-LOSS_ALIASES = {
-    "sigmoid": "dpo",
-    "reference_free": "dpo_reference_free",
-    "conservative_dpo": "cdpo",
-    "robust": "robust_dpo",
-    "slic_hf": "slic",
-    "ipo": "ipo_avg",
-    "sigmoid_norm": "dpo_norm",
-    "dpo_normalized": "dpo_norm",
-    "dpo_positive": "dpop",
-    "smaug": "dpop",
-    "dpo_nll": "dpo_nll_seq",
-}
+KTO_SETTINGS = {"beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0}
+LOSS_NAMES = (*SHEET, "kto")
+# The value of a setting in a loss that has no place for it: the one that changes nothing.
+OFF = {"beta": 0.1, **NEUTRAL, "desirable_weight": 1.0, "undesirable_weight": 1.0}
+
+
+def settings_of(loss: str) -> dict[str, float]:
+    """The settings that a loss has a place for, with its own defaults."""
+    return dict(KTO_SETTINGS) if loss == "kto" else loss_settings(loss, {})
+
+
 LossType = Literal[
     "dpo", "dpo_reference_free", "cdpo", "robust_dpo", "hinge", "slic", "ipo_sum", "ipo_avg", "dpo_norm", "dpop",
     "dpo_nll_seq", "dpo_nll_token", "simpo", "cpo", "orpo", "kto",
@@ -283,7 +250,7 @@ class DPORecipe(TrainRecipe):
     )
     loss_type: LossType = Field("dpo", description="The loss: what is asked of a pair's log-probs; docs/losses.md has each formula.")
     beta: Positive = Field(
-        NEUTRAL["beta"],
+        OFF["beta"],
         description="Strength of the tie to the reference; higher stays nearer to it. For ipo_* it is tau, for simpo and cpo the scale of the difference.",
     )
     label_smoothing: Share = Field(
@@ -316,27 +283,19 @@ class DPORecipe(TrainRecipe):
     @classmethod
     def _fill(cls, data: dict[str, Any], notes: list[str]) -> dict[str, Any]:
         loss = data.get("loss_type", "dpo")
-        if isinstance(loss, str) and loss in LOSS_ALIASES:
-            notes.append(f"loss_type {loss} is called {LOSS_ALIASES[loss]} here")
-            loss = data["loss_type"] = LOSS_ALIASES[loss]
-        if isinstance(loss, str) and loss not in LOSS_SETTINGS:
-            close = nearest(loss, [*LOSS_SETTINGS, *LOSS_ALIASES])
-            hint = (
-                f"Did you mean {close}" + (f", which is called {LOSS_ALIASES[close]} here?" if close in LOSS_ALIASES else "?")
-                if close
-                else None
-            )
-            raise SettingError(f"{loss!r} is not one of: {', '.join(LOSS_SETTINGS)}", key="loss_type", remedy=hint)
         if not isinstance(loss, str):
             return data  # told by the field itself
-        used = LOSS_SETTINGS[loss]
-        for name in NEUTRAL:
+        if loss in LOSS_ALIASES:
+            notes.append(f"loss_type {loss} is called {LOSS_ALIASES[loss]} here")
+            loss = data["loss_type"] = LOSS_ALIASES[loss]
+        if loss not in LOSS_NAMES:
+            raise SettingError(f"{loss!r} is not one of: {', '.join(LOSS_NAMES)}", key="loss_type", remedy=_loss_meant(loss))
+        used = settings_of(loss)
+        for name in OFF:
             if name in data and name not in used:
-                users = [other for other, settings in LOSS_SETTINGS.items() if name in settings]
-                has = ", ".join(used)
-                raise SettingError(
-                    f"{loss} does not use it", key=name, remedy=f"It acts in: {', '.join(users)}. The settings of {loss} are: {has}."
-                )
+                users = [other for other in LOSS_NAMES if name in settings_of(other)]
+                remedy = f"It acts in: {', '.join(users)}. The settings of {loss} are: {', '.join(used)}."
+                raise SettingError(f"{loss} does not use it", key=name, remedy=remedy)
         return {**used, **data}
 
     @model_validator(mode="after")
@@ -347,7 +306,7 @@ class DPORecipe(TrainRecipe):
                 key="label_smoothing",
                 remedy="0.1 is usual.",
             )
-        if self.reference != "start" and self.loss_type in REFERENCE_FREE:
+        if self.reference != "start" and not self.has_reference:
             raise SettingError(
                 f"{self.loss_type} has no reference", key="reference", remedy="Leave it out, or take a loss with a reference, such as dpo."
             )
@@ -363,15 +322,25 @@ class DPORecipe(TrainRecipe):
         return self
 
     def loss_settings(self) -> dict[str, Any]:
-        """loss_type, beta and the settings that this loss uses: the keyword arguments of its function."""
-        used = LOSS_SETTINGS[self.loss_type]
-        return {"loss_type": self.loss_type, "beta": self.beta, **{name: getattr(self, name) for name in used}}
+        """loss_type and the settings that this loss has a place for: the keyword arguments of its function."""
+        return {"loss_type": self.loss_type, **{name: getattr(self, name) for name in settings_of(self.loss_type)}}
+
+    @property
+    def has_reference(self) -> bool:
+        return self.loss_type == "kto" or self.loss_type in NEEDS_REFERENCE
 
     def _unused(self) -> frozenset[str]:
-        unused = set(NEUTRAL) - set(LOSS_SETTINGS[self.loss_type])
-        if self.loss_type in REFERENCE_FREE:
-            unused |= {"reference", "cache_reference"}
-        return frozenset(unused)
+        unused = set(OFF) - set(settings_of(self.loss_type))
+        return frozenset(unused if self.has_reference else unused | {"reference", "cache_reference"})
+
+
+def _loss_meant(loss: str) -> str | None:
+    if loss == "rpo":
+        return "It names three papers: take dpo_nll_seq (iterative RPO), dpo_nll_token (likelihood as regulariser) or dpop."
+    close = nearest(loss, [*LOSS_NAMES, *LOSS_ALIASES])
+    if close is None:
+        return None
+    return f"Did you mean {close}" + (f", which is called {LOSS_ALIASES[close]} here?" if close in LOSS_ALIASES else "?")
 
 
 class GRPORecipe(TrainRecipe):
