@@ -49,9 +49,11 @@ class PairLogps:
         for side, counts in (("chosen", self.n_chosen), ("rejected", self.n_rejected)):
             if bool((counts < 1).any()):
                 raise ValueError(f"pair {int((counts < 1).nonzero()[0])} has no trained token in its {side} answer; drop it before")
+        # One dtype throughout: a division by a count in a narrower one would cost digits.
+        dtype = full_precision(self.chosen).dtype
         for f in fields(self):
             if (x := getattr(self, f.name)) is not None:
-                object.__setattr__(self, f.name, full_precision(x))
+                object.__setattr__(self, f.name, x.to(dtype))
 
 
 @dataclass(frozen=True)

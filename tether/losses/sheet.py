@@ -294,9 +294,7 @@ POLICY_PRESETS: dict[str, Preset] = {
         "Zheng et al. 2025, arXiv:2507.18071, eq. 5",
         {"eps_low": 3e-4, "eps_high": 4e-4, "kl_coef": 0.0},
     ),
-    "cispo": Preset(
-        "group_norm", "cispo", "token-mean", "none", "MiniMax 2025 (M1), arXiv:2506.13585", {"eps_high": 0.2, "kl_coef": 0.0}
-    ),
+    "cispo": Preset("group_norm", "cispo", "token-mean", "none", "MiniMax 2025 (M1), arXiv:2506.13585", {"eps_high": 0.2, "kl_coef": 0.0}),
     "ppo": Preset(
         "gae",
         "ppo",
