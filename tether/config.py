@@ -72,6 +72,17 @@ def configure(
     return Configured(command, recipe, places, name, [*notes, *recipe.notes])
 
 
+def split_words(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The recipe file (the first word, when it is neither a setting nor an option) and the rest of a command line.
+
+    >>> split_words(["dpo.yaml", "beta=0.2"]), split_words(["beta=0.2"])
+    (('dpo.yaml', ['beta=0.2']), (None, ['beta=0.2']))
+    """
+    if words and "=" not in words[0] and not words[0].startswith("-"):
+        return words[0], list(words[1:])
+    return None, list(words)
+
+
 def _place(key: str, places: Mapping[str, str], file: str | Path | None) -> str | None:
     """Where the key, or the block it is in, was given."""
     while key not in places and "." in key:

@@ -10,10 +10,6 @@ from typing import Any
 from tether.progress import say
 
 
-class Interrupted(Exception):
-    """A run was stopped on request; its state is saved and `tether resume` continues it."""
-
-
 class Interrupt:
     """A context in which Ctrl-C (or a SIGTERM from a job scheduler) sets `.requested` instead of stopping the program.
 

@@ -1,0 +1,78 @@
+"""`tether sft`, `tether reward`, `tether dpo`: a recipe into a run."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from tether.errors import UserError
+from tether.run import Run
+
+ALGORITHMS = {"sft": "tether.algorithms.sft", "reward": "tether.algorithms.reward_model", "dpo": "tether.algorithms.dpo"}
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", help="A YAML recipe, and settings that win over it, such as lora.rank=8."),
+]
+Model = Annotated[str | None, typer.Option("--model", help="The model to start from (the setting `model`).")]
+Data = Annotated[str | None, typer.Option("--data", help="Training rows (the setting `data`).")]
+RunFolder = Annotated[str | None, typer.Option("--run", help="The run directory (the setting `run`).")]
+Steps = Annotated[int | None, typer.Option("--steps", help="Stop after so many optimiser steps (the setting `max_steps`).")]
+
+
+def sft(words: Words = None, model: Model = None, data: Data = None, run: RunFolder = None, steps: Steps = None) -> None:
+    """Raise the likelihood of given answers (supervised fine-tuning)."""
+    train("sft", words, model=model, data=data, run=run, max_steps=steps)
+
+
+def reward(words: Words = None, model: Model = None, data: Data = None, run: RunFolder = None, steps: Steps = None) -> None:
+    """Learn from comparisons to give an answer one number (a reward model)."""
+    train("reward", words, model=model, data=data, run=run, max_steps=steps)
+
+
+def dpo(words: Words = None, model: Model = None, data: Data = None, run: RunFolder = None, steps: Steps = None) -> None:
+    """Learn from pairs of answers without a reward model (DPO and its family)."""
+    train("dpo", words, model=model, data=data, run=run, max_steps=steps)
+
+
+def train(command: str, words: list[str] | None, **flags: Any) -> None:
+    """Make the recipe, open a new run directory, run the command's algorithm in it."""
+    from tether.config import configure, split_words
+
+    file, overrides = split_words(words or [])
+    configured = configure(file, overrides, command=command, flags=flags)
+    with Run.create(configured.folder, configured.recipe, command) as run:
+        for note in configured.notes:
+            run.say(f"note: {note}")
+            run.note("setting", note)
+        go(run)
+
+
+def go(run: Run) -> None:
+    """Run a run's own recipe to its end, from wherever its directory stands."""
+    recipe = run.recipe
+    run.say(f"tether {run.command}: run directory {run.folder}, every setting in {run.folder / 'recipe.yaml'}")
+    algorithm = importlib.import_module(ALGORITHMS[run.command])
+    from tether.loop import Interrupted
+
+    if recipe.threads is not None:
+        import torch
+
+        torch.set_num_threads(recipe.threads)
+    try:
+        summary = algorithm.train(recipe, run)
+    except Interrupted as stopped:
+        print(stopped, file=sys.stderr)
+        raise typer.Exit(130) from None
+    except UserError as error:
+        run.note("error", str(error))
+        raise
+    except Exception as error:
+        error.run_folder = run.folder  # type: ignore[attr-defined] # the command line writes the traceback there
+        raise
+    steps = f"{summary['steps']} steps; " if "steps" in summary else ""
+    run.say(f"done: {steps}look at it with: tether report {run.folder}")
+    print(run.folder / "model")
