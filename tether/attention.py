@@ -83,7 +83,10 @@ def attention(
     if seen is not None and sliding_window:
         seen.add(sliding_window)
     rules = Rules(scaling if scaling is not None else query.shape[-1] ** -0.5, softcap or None, sliding_window or None)
-    q, k, v = query[0], key[0], value[0]
+    # Under autocast rotary tables leave queries and keys wider than values.
+    device = query.device.type
+    compute = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else value.dtype
+    q, k, v = query[0].to(compute), key[0].to(compute), value[0].to(compute)
     if dropout:
         return _with_dropout(q, k, v, s_aux, segments, rules, dropout)[None], None
     return SegmentAttention.apply(q, k, v, s_aux, segments, rules)[None], None
