@@ -46,7 +46,9 @@ def load_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, Any]:
     _fill_buffers(model, read)
     model.tie_weights()
     model.generation_config = GenerationConfig.from_dict(read.generation_config.to_dict())
-    return model.to(dtype).eval(), tokenizer
+    model = model.to(dtype).eval()
+    model.tether_source, model.tether_source_dtype = str(path.resolve()), dtype
+    return model, tokenizer
 
 
 def _fill_buffers(model: Any, read: Any) -> None:

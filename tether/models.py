@@ -11,14 +11,14 @@ import importlib.metadata
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from tether import atomic
 from tether.errors import UserError
@@ -30,6 +30,8 @@ MODEL_FILES = re.compile(
     r"config\.json|generation_config\.json|.*\.safetensors(\.index\.json)?|adapter_config\.json|scalar\.json|README\.md|"
     r"tokenizer.*|special_tokens_map\.json|added_tokens\.json|vocab\..*|merges\.txt|spiece\.model|chat_template\.(jinja|json)"
 )
+# Parameters that make a reward model out of a language model, as libraries name them.
+HEAD = re.compile(r"(score|classifier|v_head.*|value_head.*)\.(weight|bias)")
 # Of a config, what does not change what the model computes.
 VOLATILE = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "architectures", "use_cache", "_attn_implementation"}
 
@@ -55,7 +57,7 @@ def load_model(name: str | Path, *, dtype: torch.dtype = torch.float32, trust_re
         return load_adapter_folder(path, dtype=dtype, trust_remote_code=trust_remote_code)
     local_only = check_source(name)
     source = str(path) if path.is_dir() else str(name)
-    model = load_weights(AutoModelForCausalLM, source, dtype, trust_remote_code=trust_remote_code, local_only=local_only)
+    model, _ = load_weights(AutoModelForCausalLM, source, dtype, trust_remote_code=trust_remote_code, local_only=local_only)
     return model, load_tokenizer(source, trust_remote_code=trust_remote_code, local_only=local_only)
 
 
@@ -101,11 +103,11 @@ def check_safetensors(folder: Path) -> None:
 
 
 def load_weights(
-    kind: Any, source: str, dtype: torch.dtype, *, trust_remote_code: bool, local_only: bool, may_lack: Iterable[str] = (), **options: Any
-) -> Any:
-    """`kind.from_pretrained` that refuses what transformers only warns about.
+    kind: Any, source: str, dtype: torch.dtype, *, trust_remote_code: bool, local_only: bool, may_lack: Collection[str] = (), **options: Any
+) -> tuple[Any, set[str]]:
+    """`kind.from_pretrained` that refuses what transformers only warns about: parameters that the files do not fill.
 
-    `may_lack` names parameters that the caller fills itself.
+    Returns the model and which of the `may_lack` parameters are missing (left at random values for the caller to fill).
     """
     try:
         with quiet():
@@ -119,32 +121,42 @@ def load_weights(
                 **options,
             )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        if "trust_remote_code" in str(error):
-            raise UserError(
-                "this model brings its own code, which would be run",
-                where=source,
-                remedy="If you trust it, set trust_remote_code: true; otherwise take a model that transformers knows.",
-            ) from error
-        raise UserError(f"the model cannot be loaded: {first_line(error)}", where=source, remedy=CHOICES) from error
-    names = {
-        k: sorted(str(n[0] if isinstance(n, tuple) else n) for n in info[k]) for k in ("missing_keys", "unexpected_keys", "mismatched_keys")
-    }
-    missing = [n for n in names["missing_keys"] if n not in set(may_lack)]
-    if any(re.fullmatch(r"(score|classifier|v_head.*)\.(weight|bias)", n) for n in names["unexpected_keys"]):
+        raise cannot_load(source, error) from error
+    missing, unexpected, mismatched = (
+        {str(n[0] if isinstance(n, tuple) else n) for n in info[k]} for k in ("missing_keys", "unexpected_keys", "mismatched_keys")
+    )
+    if kind is AutoModelForCausalLM and any(HEAD.fullmatch(n) for n in unexpected):
         raise UserError(
             "this is a reward model (it has a score head), not a language model",
             where=source,
             remedy="Give the language model here; a reward model goes where a reward is asked for.",
         )
-    if missing or names["mismatched_keys"]:
-        wrong = (missing + names["mismatched_keys"])[:3]
+    if wrong := sorted((missing - set(may_lack)) | mismatched):
         raise UserError(
-            f"the weights do not fill the model: {', '.join(wrong)} missing or of another shape; they would be random",
+            f"the weights do not fill the model: {', '.join(wrong[:3])} missing or of another shape; they would be random",
             where=source,
             remedy="The folder is incomplete or of another kind of model.",
         )
     remember_source(model, source, local_only)
-    return model.eval()
+    return model.eval(), missing & set(may_lack)
+
+
+def load_config(source: str, *, trust_remote_code: bool, local_only: bool) -> Any:
+    try:
+        return AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code, local_files_only=local_only)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise cannot_load(source, error) from error
+
+
+def cannot_load(source: str, error: Exception) -> UserError:
+    """transformers' complaint in our form."""
+    if "trust_remote_code" in str(error):
+        return UserError(
+            "this model brings its own code, which would be run",
+            where=source,
+            remedy="If you trust it, set trust_remote_code: true; otherwise take a model that transformers knows.",
+        )
+    return UserError(f"the model cannot be loaded: {first_line(error)}", where=source, remedy=CHOICES)
 
 
 def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False, local_only: bool = True) -> Any:
@@ -160,12 +172,13 @@ def load_tokenizer(source: str | Path, *, trust_remote_code: bool = False, local
 
 
 def remember_source(model: Any, source: str, local_only: bool) -> None:
-    """Note on the model what its files said: the stored weight type and the size of the vocabulary."""
+    """Note on the model what its files said: where they are, the stored weight type and the size of the vocabulary."""
     from transformers import PretrainedConfig
 
     stored, _ = PretrainedConfig.get_config_dict(source, local_files_only=local_only)
     name = stored.get("dtype") or stored.get("torch_dtype") or "float32"
     model.tether_source_dtype = getattr(torch, str(name).removeprefix("torch."), torch.float32)
+    model.tether_source = str(Path(source).resolve()) if Path(source).is_dir() else source
     model.tether_source_vocab = model.config.get_text_config().vocab_size
 
 
@@ -195,8 +208,9 @@ def save_model(
     return target
 
 
-def write_model(model: Any, tokenizer: Any, folder: Path, *, dtype: torch.dtype) -> None:
-    """The files of `save_model`, straight into an existing folder."""
+def write_model(model: Any, tokenizer: Any, folder: Path, *, dtype: torch.dtype | None) -> None:
+    """The files of `save_model`, straight into an existing folder. `dtype` None leaves every weight as it is."""
+    dtype = dtype or model.dtype
     with quiet():
         model.save_pretrained(folder, state_dict=_as_dtype(model.state_dict(), dtype))
         if tokenizer is not None:
@@ -255,7 +269,7 @@ def fingerprint_of(state: Mapping[str, Tensor], config: Any) -> str:
 
 def _digest(item: tuple[str, Tensor]) -> bytes:
     name, tensor = item
-    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    raw: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     head = f"{name}|{tuple(tensor.shape)}|{tensor.dtype}|".encode()
     return hashlib.blake2b(raw, key=hashlib.blake2b(head, digest_size=32).digest(), digest_size=16).digest()
 
