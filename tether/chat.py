@@ -1,0 +1,157 @@
+"""Messages <-> token ids: `encode_*` turn loaded rows into Examples of at most `max_length` tokens, and account for every row.
+
+`max_length` counts the prompt and one answer together, for every answer alike. The prompt is never cut. A longer row is left
+out (`truncation="drop"`), or its answers lose their ends ("keep_start"): a cut answer gets no end token, since its author had
+not finished. A row whose prompt leaves no room for an answer token is dropped either way. Nothing is cached and no worker
+process is started: encoding takes about a second per thousand rows or less, and a stale cache is a silent error.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tether.batch import Example
+from tether.codec import Codec, Rendered, TrainOn
+from tether.conversations import Conversation
+from tether.errors import UserError
+from tether.feedback import Feedback
+from tether.files import Loaded, Problem, Source
+from tether.preferences import Preference
+from tether.rankings import Ranking
+
+__all__ = ["Codec", "Encoded", "Truncation", "encode_conversations", "encode_feedback", "encode_preferences", "encode_rankings"]
+
+Truncation = Literal["drop", "keep_start"]
+
+
+@dataclass
+class Encoded:
+    """Examples, and what became of every other row."""
+
+    examples: list[Example]
+    problems: list[Problem]
+
+    def counts(self) -> dict[str, int]:
+        return dict(Counter(p.kind for p in self.problems))
+
+
+def encode_conversations(
+    loaded: Loaded[Conversation],
+    codec: Codec,
+    *,
+    max_length: int | None,
+    truncation: Truncation = "keep_start",
+    train_on: TrainOn = "assistant",
+) -> Encoded:
+    """Demonstrations: one answer per Example. `train_on`: every assistant turn, the last one, or all text but tool turns."""
+    rendered = (codec.render_conversation(row, train_on) for row in loaded.rows)
+    rows = [(row.source, ["completion"], {}) for row in loaded.rows]
+    return _encode(codec, rendered, rows, max_length, truncation)
+
+
+def encode_preferences(
+    loaded: Loaded[Preference], codec: Codec, *, max_length: int | None, truncation: Truncation = "keep_start"
+) -> Encoded:
+    """Pairs: answers = [chosen, rejected], extra["margin"] where the row has one."""
+    rendered = (codec.render_answers(row.prompt, [row.chosen, row.rejected]) for row in loaded.rows)
+    rows = [
+        (row.source, ["chosen", "rejected"], row.extra if row.margin is None else {**row.extra, "margin": row.margin}) for row in loaded.rows
+    ]
+    return _encode(codec, rendered, rows, max_length, truncation, _not_alike)
+
+
+def encode_rankings(loaded: Loaded[Ranking], codec: Codec, *, max_length: int | None, truncation: Truncation = "keep_start") -> Encoded:
+    """Groups: answers in the order of the row, extra["ranks"] beside them (1 is the best)."""
+    rendered = (codec.render_answers(row.prompt, row.answers) for row in loaded.rows)
+    rows = [(row.source, [f"answers[{i}]" for i in range(len(row.answers))], {**row.extra, "ranks": row.ranks}) for row in loaded.rows]
+    return _encode(codec, rendered, rows, max_length, truncation)
+
+
+def encode_feedback(loaded: Loaded[Feedback], codec: Codec, *, max_length: int | None, truncation: Truncation = "keep_start") -> Encoded:
+    """Labelled answers: answers = [completion], extra["label"]."""
+    rendered = (codec.render_answers(row.prompt, [row.completion]) for row in loaded.rows)
+    rows = [(row.source, ["completion"], {**row.extra, "label": row.label}) for row in loaded.rows]
+    return _encode(codec, rendered, rows, max_length, truncation)
+
+
+Facts = tuple[Source, list[str], dict[str, Any]]  # where a row stands, the names of its answers, what it carries along
+
+
+def _encode(
+    codec: Codec,
+    rendered: Iterable[Rendered],
+    rows: Sequence[Facts],
+    max_length: int | None,
+    truncation: Truncation,
+    check: Callable[[Example], Problem | None] = lambda example: None,
+) -> Encoded:
+    if truncation not in ("drop", "keep_start"):
+        raise UserError(f"there is no {truncation!r}", where="truncation", remedy="Use drop or keep_start.")
+    if max_length is not None and max_length < 2:
+        raise UserError("a row needs at least 2 tokens, one of prompt and one of answer", where=f"max_length: {max_length}")
+    problems: list[Problem] = []
+    kept: list[tuple[Rendered, Facts]] = []
+    for row, facts in zip(rendered, rows, strict=True):
+        problems += [Problem(facts[0], n.kind, n.what, n.remedy, n.action) for n in row.notes]
+        if not any(n.action == "drop" for n in row.notes):
+            kept.append((row, facts))
+    examples = []
+    for bare, (_, (source, names, extra)) in zip(codec.examples([r for r, _ in kept]), kept, strict=True):
+        example = Example(bare.prompt, bare.answers, bare.trained, source, extra)
+        fitted, found = _fit(example, names, max_length, truncation)
+        problems += found
+        if fitted is None:
+            continue
+        alike = check(fitted)
+        if alike is not None:
+            problems.append(alike)
+        else:
+            examples.append(fitted)
+    return Encoded(examples, problems)
+
+
+def _fit(
+    example: Example, names: Sequence[str], max_length: int | None, truncation: Truncation
+) -> tuple[Example | None, list[Problem]]:
+    """The example within `max_length`, or None; and what was done to it."""
+    assert example.source is not None
+    source, n = example.source, len(example.prompt)
+    longest = n + max(map(len, example.answers))
+    if max_length is None or longest <= max_length:
+        return example, []
+    room = max_length - n
+    if room < 1:
+        words = f"the prompt alone has {n} tokens, max_length is {max_length}: no answer token would be left"
+        return None, [Problem(source, "no_answer_token", words, "Raise max_length, or shorten the prompt.", "drop", "prompt")]
+    if truncation == "drop":
+        words = f"{longest} tokens, max_length is {max_length}"
+        return None, [Problem(source, "too_long", words, "Raise max_length, or set truncation=keep_start.", "drop")]
+    problems = [
+        Problem(
+            source,
+            "cut",
+            f"{n} + {len(answer)} tokens cut to {max_length}",
+            "Raise max_length to keep the whole; a cut answer has no end token.",
+            "truncate",
+            name,
+        )
+        for name, answer in zip(names, example.answers, strict=True)
+        if len(answer) > room
+    ]
+    trained = [t[:room] for t in example.trained]
+    if not all(any(t) for t in trained):
+        words = f"within max_length {max_length} no token that the model wrote is left"
+        return None, [Problem(source, "no_answer_token", words, "Raise max_length, or shorten the prompt.", "drop", "prompt")]
+    return Example(example.prompt, [a[:room] for a in example.answers], trained, source, example.extra), problems
+
+
+def _not_alike(example: Example) -> Problem | None:
+    chosen, rejected = example.answers
+    if chosen != rejected:
+        return None
+    assert example.source is not None
+    words = "both answers are the same tokens (after the template and max_length): no preference"
+    return Problem(example.source, "identical_tokens", words, "Remove the row, or raise max_length.", "drop", "chosen")
