@@ -20,6 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tether.attention import IMPLEMENTATION, attending, recording_windows
 from tether.batch import Example
+from tether.casts import Casts
 from tether.head import Scores, token_logprobs
 from tether.packing import Packed, pack
 from tether.padding import Padded, pad
@@ -59,6 +60,7 @@ class Engine:
         self._decoder: Any = self._causal.get_decoder()
         self._scores = _scores_of(self._causal.config)
         self._takes = frozenset(inspect.signature(self._decoder.forward).parameters)
+        self._casts = Casts()
         self._path: Path = "packed"
         self.notice: str | None = None
         self._choose_path()
@@ -107,7 +109,7 @@ class Engine:
             hidden = self.hidden(packed)[packed.predict]  # (M, H)
             scores = Scores(self._scores.scale, self._scores.softcap, temperature)
         with self._running(None), self._autocast():
-            result = token_logprobs(hidden, head, packed.targets, scores, compute=self._compute_dtype(hidden), stats=stats)
+            result = token_logprobs(hidden, head, packed.targets, scores, compute=self._compute_dtype(hidden), stats=stats, casts=self._casts)
         if not stats:
             return result.logprobs
         return result.logprobs, {"entropy": result.entropy, "correct": result.correct}
