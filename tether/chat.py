@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any, Literal
 
 from tether.batch import Example
@@ -20,9 +21,19 @@ from tether.errors import UserError
 from tether.feedback import Feedback
 from tether.files import Loaded, Problem, Source
 from tether.preferences import Preference
+from tether.prompts import Prompt
 from tether.rankings import Ranking
 
-__all__ = ["Codec", "Encoded", "Truncation", "encode_conversations", "encode_feedback", "encode_preferences", "encode_rankings"]
+__all__ = [
+    "Codec",
+    "Encoded",
+    "Truncation",
+    "encode_conversations",
+    "encode_feedback",
+    "encode_preferences",
+    "encode_prompts",
+    "encode_rankings",
+]
 
 Truncation = Literal["drop", "keep_start"]
 
@@ -48,7 +59,7 @@ def encode_conversations(
 ) -> Encoded:
     """Demonstrations: one answer per Example. `train_on`: every assistant turn, the last one, or all text but tool turns."""
     rendered = (codec.render_conversation(row, train_on) for row in loaded.rows)
-    rows = [(row.source, ["completion"], {}) for row in loaded.rows]
+    rows: list[Facts] = [(row.source, ["completion"], {}) for row in loaded.rows]
     return _encode(codec, rendered, rows, max_length, truncation)
 
 
@@ -58,7 +69,8 @@ def encode_preferences(
     """Pairs: answers = [chosen, rejected], extra["margin"] where the row has one."""
     rendered = (codec.render_answers(row.prompt, [row.chosen, row.rejected]) for row in loaded.rows)
     rows = [
-        (row.source, ["chosen", "rejected"], row.extra if row.margin is None else {**row.extra, "margin": row.margin}) for row in loaded.rows
+        (row.source, ["chosen", "rejected"], row.extra if row.margin is None else {**row.extra, "margin": row.margin})
+        for row in loaded.rows
     ]
     return _encode(codec, rendered, rows, max_length, truncation, _not_alike)
 
@@ -67,7 +79,7 @@ def encode_rankings(loaded: Loaded[Ranking], codec: Codec, *, max_length: int | 
     """Groups: answers in the order of the row, extra["ranks"] beside them (1 is the best)."""
     rendered = (codec.render_answers(row.prompt, row.answers) for row in loaded.rows)
     rows = [(row.source, [f"answers[{i}]" for i in range(len(row.answers))], {**row.extra, "ranks": row.ranks}) for row in loaded.rows]
-    return _encode(codec, rendered, rows, max_length, truncation)
+    return _encode(codec, rendered, rows, max_length, truncation, _group_differs)
 
 
 def encode_feedback(loaded: Loaded[Feedback], codec: Codec, *, max_length: int | None, truncation: Truncation = "keep_start") -> Encoded:
@@ -75,6 +87,13 @@ def encode_feedback(loaded: Loaded[Feedback], codec: Codec, *, max_length: int |
     rendered = (codec.render_answers(row.prompt, [row.completion]) for row in loaded.rows)
     rows = [(row.source, ["completion"], {**row.extra, "label": row.label}) for row in loaded.rows]
     return _encode(codec, rendered, rows, max_length, truncation)
+
+
+def encode_prompts(loaded: Loaded[Prompt], codec: Codec, *, max_length: int | None) -> Encoded:
+    """Prompts without answers, with the generation prompt; one that leaves no room for an answer token is dropped."""
+    rendered = (codec.render_answers(row.prompt, []) for row in loaded.rows)
+    rows: list[Facts] = [(row.source, [], row.extra) for row in loaded.rows]
+    return _encode(codec, rendered, rows, max_length, "drop")
 
 
 Facts = tuple[Source, list[str], dict[str, Any]]  # where a row stands, the names of its answers, what it carries along
@@ -108,18 +127,16 @@ def _encode(
         alike = check(fitted)
         if alike is not None:
             problems.append(alike)
-        else:
+        if alike is None or alike.action == "warn":
             examples.append(fitted)
     return Encoded(examples, problems)
 
 
-def _fit(
-    example: Example, names: Sequence[str], max_length: int | None, truncation: Truncation
-) -> tuple[Example | None, list[Problem]]:
+def _fit(example: Example, names: Sequence[str], max_length: int | None, truncation: Truncation) -> tuple[Example | None, list[Problem]]:
     """The example within `max_length`, or None; and what was done to it."""
     assert example.source is not None
     source, n = example.source, len(example.prompt)
-    longest = n + max(map(len, example.answers))
+    longest = n + max(map(len, example.answers), default=1)
     if max_length is None or longest <= max_length:
         return example, []
     room = max_length - n
@@ -148,10 +165,26 @@ def _fit(
     return Example(example.prompt, [a[:room] for a in example.answers], trained, source, example.extra), problems
 
 
+ALIKE = "both answers are the same tokens (after the template and max_length): no preference"
+ALIKE_REMEDY = "Remove the row, or raise max_length."
+
+
 def _not_alike(example: Example) -> Problem | None:
     chosen, rejected = example.answers
     if chosen != rejected:
         return None
     assert example.source is not None
-    words = "both answers are the same tokens (after the template and max_length): no preference"
-    return Problem(example.source, "identical_tokens", words, "Remove the row, or raise max_length.", "drop", "chosen")
+    return Problem(example.source, "identical_tokens", ALIKE, ALIKE_REMEDY, "drop", "chosen")
+
+
+def _group_differs(example: Example) -> Problem | None:
+    """A group is dropped when no two answers of different ranks differ in their tokens, and warned of when some do not."""
+    ranked = list(zip(example.extra["ranks"], example.answers, strict=True))
+    alike = [a == b for (r, a), (q, b) in combinations(ranked, 2) if r != q]
+    if not any(alike):
+        return None
+    assert example.source is not None
+    if all(alike):
+        return Problem(example.source, "identical_tokens", ALIKE, ALIKE_REMEDY, "drop", "answers")
+    words = f"{sum(alike)} of {len(alike)} comparisons are between the same tokens"
+    return Problem(example.source, "identical_tokens", words, ALIKE_REMEDY, "warn", "answers")

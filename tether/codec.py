@@ -135,8 +135,8 @@ class Codec:
         """One prompt with all its answers. A string beside messages is read as a turn. Problems come as notes, never as exceptions."""
         notes = self._spelled([prompt, *answers])
         if isinstance(prompt, str) and all(isinstance(a, str) for a in answers):
-            pieces = [[Piece(self.encoder.guard(a), True, needs_end=True)] for a in answers]
-            return Rendered(self.encoder.guard(prompt), pieces, "text", True, notes)
+            plain_answers = [[Piece(self.encoder.guard(a), True, needs_end=True)] for a in answers]
+            return Rendered(self.encoder.guard(prompt), plain_answers, "text", True, notes)
         asked = self.encoder.guard(prompt if not isinstance(prompt, str) else user(prompt) if prompt else [])
         rows: list[list[Piece]] = []
         try:
@@ -164,8 +164,7 @@ class Codec:
             notes = self._spelled([conversation.text])
             return Rendered("", [[Piece(self.encoder.guard(conversation.text), True, needs_end=True)]], "document", True, notes)
         if conversation.messages is None:
-            prompt, completion = conversation.prompt, conversation.completion
-            assert prompt is not None and completion is not None
+            prompt, completion = conversation.prompt or "", conversation.completion or ""
             if isinstance(prompt, str) and isinstance(completion, str):
                 rendered = self.render_answers(prompt, [completion])
                 if train_on == "all" and prompt:
@@ -207,7 +206,9 @@ class Codec:
         if self.encoder.control_text == "parse":
             return [Note("control_text", f"the text spells {names}: read as control tokens", "As control_text: parse asks for.")]
         if single := [s for s in found if len(s) < 2]:
-            return [Note("control_text", f"the text holds {single[0]!r}, a control token that cannot be told from text", "Reword it.", "drop")]
+            return [
+                Note("control_text", f"the text holds {single[0]!r}, a control token that cannot be told from text", "Reword it.", "drop")
+            ]
         return [Note("control_text", f"the text spells {names}: kept as text, not as control tokens", "Give messages, not rendered text.")]
 
     # -- text -> ids ---------------------------------------------------------------------------------------------------

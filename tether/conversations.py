@@ -105,7 +105,9 @@ SHAPES: list[Shape[Conversation]] = [
     for shape in (
         Shape("messages", (("messages",),), _messages),
         Shape("ShareGPT conversations", (("conversations", "conversation"),), _messages),
-        Shape("instruction with instances", (("instruction",), ("instances",)), _instances, lambda data: isinstance(data["instances"], list)),
+        Shape(
+            "instruction with instances", (("instruction",), ("instances",)), _instances, lambda data: isinstance(data["instances"], list)
+        ),
         Shape("prompt and completion", (("prompt",), ("completion",)), _pair),
         Shape("Alpaca instruction", (("instruction",), ("output", "response")), _pair),
         Shape("question and answer", (PROMPT, ANSWERS), _pair),

@@ -56,11 +56,13 @@ class Loaded(Generic[T]):
         """Refuse the file when it has rejected rows, naming the first few; under "drop" they stay counted and named."""
         bad = [p for p in self.problems if p.action == "reject"]
         if bad and policy == "refuse":
-            more = f" ... and {len(bad) - show} more" if len(bad) > show else ""
+            more = f"\n  ... and {len(bad) - show} more" if len(bad) > show else ""
             listed = "\n  ".join(str(p) for p in bad[:show])
             raise UserError(
                 f"{len(bad)} row{'s' if len(bad) > 1 else ''} cannot be used:\n  {listed}{more}",
                 remedy="\nMend them, or pass on_bad_rows=drop to leave them out (they are counted and listed in the run).",
             )
         if not self.rows:
-            raise UserError(f"no usable row in {', '.join(self.files) or 'the data'}", remedy="See `tether data FILE` for what was wrong with each.")
+            raise UserError(
+                f"no usable row in {', '.join(self.files) or 'the data'}", remedy="See `tether data FILE` for what was wrong with each."
+            )

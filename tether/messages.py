@@ -46,7 +46,7 @@ def as_string(value: Any, field: str) -> str:
         return _whole(value, field)
     if value is None:
         raise BadRow("null", "the value is null", "Fill it in, or remove the row.", field=field)
-    if isinstance(value, bool) or isinstance(value, (int, float)):
+    if isinstance(value, (int, float)):
         raise BadRow("not_text", f"text is wanted, got {value!r}", f'Write it as text: "{value}".', field=field)
     if isinstance(value, list):
         raise BadRow("not_text", f"one text is wanted, got a list of {len(value)}", "Give one text, or a list of messages.", field=field)

@@ -13,7 +13,7 @@ from tether.messages import BadRow, Message, Text, has_assistant, is_blank, plai
 from tether.rankings import Ranking
 from tether.shapes import PROMPT, Fields, Shape, comparable, contradictions, load_rows, same_form
 
-__all__ = ["Preference", "Ranking", "load", "load_rankings", "pairs"]
+__all__ = ["Preference", "Ranking", "load", "load_comparisons", "pairs"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,26 @@ def load(path: str | list[str]) -> Loaded[Preference]:
     return load_rows(path, SHAPES, "comparisons", _check_all)
 
 
-load_rankings = rankings.load
+def load_comparisons(path: str | list[str]) -> Loaded[Ranking]:
+    """Pairs and rankings alike, one row per prompt as it stands in the file: a pair is a ranking of two.
+
+    Dropped, counted and warned of as in `load`.
+    """
+
+    def check(rows: list[Ranking], problems: list[Problem]) -> None:
+        _check_all([pair for row in rows for pair in pairs(row)], problems)
+
+    return load_rows(path, [*map(_as_ranking, PAIRS), *rankings.SHAPES], "comparisons", check)
+
+
+def _as_ranking(shape: Shape[Preference]) -> Shape[Ranking]:
+    def read(fields: Fields, *names: str) -> list[Ranking]:
+        return [
+            Ranking(p.prompt, [p.chosen, p.rejected], [1, 2], p.source, p.extra if p.margin is None else {**p.extra, "margin": p.margin})
+            for p in shape.read(fields, *names)
+        ]
+
+    return Shape(shape.name, shape.needs, read, shape.also)
 
 
 def pairs(ranking: Ranking) -> list[Preference]:

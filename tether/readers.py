@@ -135,23 +135,28 @@ def _bytes(path: Path, digest: Digest) -> tuple[bytes, Problem | None]:
     digest.update(content)
     if path.suffix.lower() != ".gz":
         return content, None
-    unpacked, stream = [], gzip.open(path)
+    unpacked: list[bytes] = []
     try:
-        while chunk := stream.read(1 << 20):
-            unpacked.append(chunk)
+        with gzip.open(path) as stream:
+            while chunk := stream.read(1 << 20):
+                unpacked.append(chunk)
     except gzip.BadGzipFile as error:
-        raise UserError(
-            "the name ends in .gz, but the content is not gzip", where=str(path), remedy="Rename it, or compress it."
-        ) from error
+        if not unpacked and content[:2] != b"\x1f\x8b":
+            raise UserError(
+                "the name ends in .gz, but the content is not gzip", where=str(path), remedy="Rename it, or compress it."
+            ) from error
+        return _until_damage(unpacked, path)
     except (EOFError, zlib.error):
-        # What was unpacked so far is whole rows up to the last; the rest of the file is lost.
-        good = b"".join(unpacked)
-        line = good.count(b"\n") + 1
-        words = "the compressed file is damaged or cut off here; later rows are lost"
-        return good[: good.rfind(b"\n") + 1], Problem(Source(str(path), line), "cut_off", words, "Fetch the file again.", "reject")
-    finally:
-        stream.close()
+        return _until_damage(unpacked, path)
     return b"".join(unpacked), None
+
+
+def _until_damage(unpacked: list[bytes], path: Path) -> tuple[bytes, Problem]:
+    """Whole lines up to the damage; the rest of the file is lost, and said to be."""
+    good = b"".join(unpacked)
+    words = "the compressed file is damaged or cut off here; later rows are lost"
+    problem = Problem(Source(str(path), good.count(b"\n") + 1), "cut_off", words, "Fetch the file again.", "reject")
+    return good[: good.rfind(b"\n") + 1], problem
 
 
 def _decode(raw: bytes, source: Source) -> str | Problem:
@@ -245,7 +250,9 @@ def _json_array(content: bytes, path: Path) -> Iterator[Row | Problem]:
                 raise json.JSONDecodeError("comma or closing bracket wanted", text, at)
         except (ValueError, RecursionError) as error:
             here = error.pos if isinstance(error, json.JSONDecodeError) else at
-            words = f"the array breaks after element {number} (line {text.count(chr(10), 0, here) + 1}): {error}; later elements are not read"
+            words = (
+                f"the array breaks after element {number} (line {text.count(chr(10), 0, here) + 1}): {error}; later elements are not read"
+            )
             yield Problem(source, "not_json", words, "Mend the file; each element is followed by a comma or the closing bracket.", "reject")
             return
 

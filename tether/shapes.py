@@ -227,7 +227,7 @@ KNOWN = {"messages", "conversations", "completion", "completions", "output", "an
 def kind_of(data: Mapping[str, Any]) -> str | None:
     """Which command wants rows with these columns."""
     if {"chosen", "rejected"} <= set(data):
-        return "comparisons: tether dpo or tether reward-model"
+        return "comparisons: tether dpo or tether reward"
     if "label" in data and {"completion", "messages", "conversations"} & set(data):
         return "answers labelled good or bad: tether dpo with loss_type=kto"
     if {"messages", "conversations", "completion", "output", "answer", "solution", "response", "text"} & set(data):

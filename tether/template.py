@@ -66,9 +66,7 @@ class ChatTemplate:
         if not messages and not opened:
             return ""
         try:
-            out = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=opened, chat_template=self.text
-            )
+            out = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=opened, chat_template=self.text)
         except Exception as error:  # templates raise what they like: jinja errors, KeyErrors, their own raise_exception
             roles = ", ".join(m["role"] for m in messages)
             reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
