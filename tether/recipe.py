@@ -36,20 +36,20 @@ from tether.values import (
 class LoraConfig(Settings):
     """Low-rank adapters: train a small addition to each linear layer and leave the weights themselves alone."""
 
-    rank: Count = Field(16, description="Width of the addition; higher learns more and takes more memory.")
+    rank: Count = Field(default=16, description="Width of the addition; higher learns more and takes more memory.")
     alpha: Positive = Field(
-        32.0, description="Scale of the addition: it is multiplied by alpha / rank, so raising it acts like a larger learning rate."
+        default=32.0, description="Scale of the addition: it is multiplied by alpha / rank, so raising it acts like a larger learning rate."
     )
     dropout: Share = Field(
-        0.0,
+        default=0.0,
         description="Share of the adapter's inputs dropped while training; fights overfitting in sft, must be 0 where log-probs are compared.",
     )
     target_modules: TextOrList = Field(
-        "all-linear",
+        default="all-linear",
         description="Which linear layers get an adapter: all-linear, or a list of module names; fewer is lighter and learns less.",
     )
     modules_to_save: Texts = Field(
-        [], description="Modules trained in full beside the adapter (such as a new head); each adds its whole size to the adapter."
+        default=[], description="Modules trained in full beside the adapter (such as a new head); each adds its whole size to the adapter."
     )
 
 
@@ -58,71 +58,87 @@ class TrainRecipe(Settings):
 
     model: Text = Field(description="The model to start from: a folder, a hub id, a .gguf file or an adapter folder.")
     data: TextOrList = Field(description="Training rows: one file, folder or hub id, or a list of them (JSONL, JSON, CSV, Parquet).")
-    eval_data: OptionalTextOrList = Field(None, description="Rows to evaluate on and never train on; the report shows both curves.")
+    eval_data: OptionalTextOrList = Field(default=None, description="Rows to evaluate on and never train on; the report shows both curves.")
     eval_fraction: Share = Field(
-        0.0,
+        default=0.0,
         description="Share of the training prompts held out for evaluation when there is no eval_data; more gives a surer number and less to learn from.",
     )
     eval_steps: OptionalCount = Field(
-        None, description="Evaluate every so many steps; null: once, at the end. Smaller shows overfitting earlier and costs time."
+        default=None, description="Evaluate every so many steps; null: once, at the end. Smaller shows overfitting earlier and costs time."
     )
-    run: OptionalText = Field(None, description="The run directory; null: runs/<command>-<recipe name>-<n>, the first n that is free.")
+    run: OptionalText = Field(
+        default=None, description="The run directory; null: runs/<command>-<recipe name>-<n>, the first n that is free."
+    )
     seed: Whole = Field(
-        0, description="Decides row order, fresh heads and adapters; the same seed on the same machine gives the same numbers."
+        default=0, description="Decides row order, fresh heads and adapters; the same seed on the same machine gives the same numbers."
     )
     precision: Literal["auto", "bf16", "fp32"] = Field(
-        "auto",
+        default="auto",
         description="Arithmetic of the forward and backward pass; auto takes bf16 where a short probe finds it faster. Weights and losses stay float32.",
     )
     lora: LoraConfig | None = Field(
-        None,
+        default=None,
         description="Train low-rank adapters instead of all weights: far less memory for gradients and optimiser, a little less to learn with. {} takes the defaults.",
     )
     max_length: Count = Field(
-        1024,
+        default=1024,
         description="Longest row in tokens, prompt and answer together; longer rows are treated by `truncation`. Memory of one row grows with it.",
     )
     truncation: Literal["drop", "keep_start"] = Field(
-        "keep_start",
+        default="keep_start",
         description="A row longer than max_length is cut at its end (keep_start) or left out (drop); both are counted and listed.",
     )
     on_bad_rows: Literal["refuse", "drop"] = Field(
-        "refuse", description="Unusable rows stop the run before it starts (refuse), or are left out and counted (drop)."
+        default="refuse", description="Unusable rows stop the run before it starts (refuse), or are left out and counted (drop)."
     )
-    batch_size: Count = Field(8, description="Rows per optimiser step; larger is smoother and slower per step, and needs no more memory.")
-    tokens_per_micro_batch: Count = Field(4096, description="Tokens computed at once; lower takes less memory and changes nothing else.")
-    epochs: Positive = Field(1.0, description="Passes over the data; more fits the rows harder, and overfits sooner.")
-    max_steps: OptionalCount = Field(None, description="Stop after exactly this many optimiser steps; null: as many as epochs asks for.")
-    learning_rate: Positive = Field(2e-5, description="Size of a step; too high breaks the model, too low learns nothing in the time.")
+    batch_size: Count = Field(
+        default=8, description="Rows per optimiser step; larger is smoother and slower per step, and needs no more memory."
+    )
+    tokens_per_micro_batch: Count = Field(
+        default=4096, description="Tokens computed at once; lower takes less memory and changes nothing else."
+    )
+    epochs: Positive = Field(default=1.0, description="Passes over the data; more fits the rows harder, and overfits sooner.")
+    max_steps: OptionalCount = Field(
+        default=None, description="Stop after exactly this many optimiser steps; null: as many as epochs asks for."
+    )
+    learning_rate: Positive = Field(
+        default=2e-5, description="Size of a step; too high breaks the model, too low learns nothing in the time."
+    )
     lr_scheduler: Literal["linear", "cosine", "constant"] = Field(
-        "linear", description="How the learning rate falls after warm-up: to 0 in a line, to 0 along a cosine, or not at all."
+        default="linear", description="How the learning rate falls after warm-up: to 0 in a line, to 0 along a cosine, or not at all."
     )
-    warmup_steps: Whole = Field(0, description="Steps over which the learning rate rises from 0; more is gentler on a fresh optimiser.")
-    weight_decay: NotNegative = Field(0.0, description="Pull of the weights towards 0 at each step; higher keeps them smaller.")
-    adam_beta1: Share = Field(0.9, description="Memory of the mean gradient; nearer 1 is smoother and slower to turn.")
-    adam_beta2: Share = Field(0.999, description="Memory of the squared gradient; nearer 1 gives steadier step sizes.")
-    adam_epsilon: Positive = Field(1e-8, description="Floor under the step's divisor; higher damps weights with tiny gradients.")
+    warmup_steps: Whole = Field(
+        default=0, description="Steps over which the learning rate rises from 0; more is gentler on a fresh optimiser."
+    )
+    weight_decay: NotNegative = Field(default=0.0, description="Pull of the weights towards 0 at each step; higher keeps them smaller.")
+    adam_beta1: Share = Field(default=0.9, description="Memory of the mean gradient; nearer 1 is smoother and slower to turn.")
+    adam_beta2: Share = Field(default=0.999, description="Memory of the squared gradient; nearer 1 gives steadier step sizes.")
+    adam_epsilon: Positive = Field(default=1e-8, description="Floor under the step's divisor; higher damps weights with tiny gradients.")
     max_grad_norm: Positive = Field(
-        1.0, description="Gradients longer than this are scaled down to it; lower is safer against odd batches and slower."
+        default=1.0, description="Gradients longer than this are scaled down to it; lower is safer against odd batches and slower."
     )
-    save_steps: Count = Field(50, description="Save a checkpoint every so many steps; smaller loses less when interrupted and writes more.")
-    keep_checkpoints: Count = Field(2, description="How many of the newest checkpoints stay on disk.")
+    save_steps: Count = Field(
+        default=50, description="Save a checkpoint every so many steps; smaller loses less when interrupted and writes more."
+    )
+    keep_checkpoints: Count = Field(default=2, description="How many of the newest checkpoints stay on disk.")
     log_every: Count = Field(
-        1, description="Print a line every so many steps when the output is not a terminal; the run directory always gets every step."
+        default=1,
+        description="Print a line every so many steps when the output is not a terminal; the run directory always gets every step.",
     )
     trackers: Annotated[list[Literal["tensorboard", "wandb", "trackio"]], BeforeValidator(texts)] = Field(
-        ["tensorboard"], description="Where the curves also go, besides the run directory; [] for nowhere."
+        default=["tensorboard"], description="Where the curves also go, besides the run directory; [] for nowhere."
     )
-    threads: OptionalCount = Field(None, description="CPU threads to compute with; null: as many as torch finds.")
+    threads: OptionalCount = Field(default=None, description="CPU threads to compute with; null: as many as torch finds.")
     gradient_checkpointing: Flag = Field(
-        False, description="Recompute activations in the backward pass: much less memory, about a third more time, the same numbers."
+        default=False,
+        description="Recompute activations in the backward pass: much less memory, about a third more time, the same numbers.",
     )
-    shuffle: Flag = Field(True, description="A new row order each epoch; false keeps the file's order.")
+    shuffle: Flag = Field(default=True, description="A new row order each epoch; false keeps the file's order.")
     chat_template: OptionalText = Field(
-        None, description="A Jinja file that replaces the tokenizer's chat template; null: the tokenizer's own."
+        default=None, description="A Jinja file that replaces the tokenizer's chat template; null: the tokenizer's own."
     )
     trust_remote_code: Flag = Field(
-        False, description="Run Python code that comes with the model. Only for models whose code you have read."
+        default=False, description="Run Python code that comes with the model. Only for models whose code you have read."
     )
 
     dropout_forbidden: ClassVar[bool] = False
@@ -161,7 +177,8 @@ class SFTRecipe(TrainRecipe):
 
     command: ClassVar[str] = "sft"
     train_on: Literal["assistant", "last", "all"] = Field(
-        "assistant", description="Which tokens are learnt: every assistant turn, the last one only, or the whole text with the prompt."
+        default="assistant",
+        description="Which tokens are learnt: every assistant turn, the last one only, or the whole text with the prompt.",
     )
 
 
@@ -171,24 +188,29 @@ class RewardRecipe(TrainRecipe):
     command: ClassVar[str] = "reward"
     dropout_forbidden: ClassVar[bool] = True
     model: OptionalText = Field(
-        None, description="The model to start from: a folder, a hub id, a .gguf file or an adapter folder. Not needed with `features`."
+        default=None,
+        description="The model to start from: a folder, a hub id, a .gguf file or an adapter folder. Not needed with `features`.",
     )  # type: ignore[assignment]
-    learning_rate: Positive = Field(1e-5, description="Size of a step; too high breaks the model, too low learns nothing in the time.")
-    heads: Count = Field(1, description="Scalar heads on one trunk; with several, their disagreement shows how sure a score is.")
-    lcb: NotNegative = Field(
-        1.0, description="With several heads the score is mean - lcb x spread; higher trusts less where the heads disagree."
+    learning_rate: Positive = Field(
+        default=1e-5, description="Size of a step; too high breaks the model, too low learns nothing in the time."
     )
-    margin: Flag = Field(True, description="Use the data's margin column where there is one: the scores must differ by more than it.")
+    heads: Count = Field(default=1, description="Scalar heads on one trunk; with several, their disagreement shows how sure a score is.")
+    lcb: NotNegative = Field(
+        default=1.0, description="With several heads the score is mean - lcb x spread; higher trusts less where the heads disagree."
+    )
+    margin: Flag = Field(
+        default=True, description="Use the data's margin column where there is one: the scores must differ by more than it."
+    )
     center_coef: NotNegative = Field(
-        0.0, description="Pull of each pair's scores towards a mean of 0; 0.01 fixes the offset that comparisons alone cannot see."
+        default=0.0, description="Pull of each pair's scores towards a mean of 0; 0.01 fixes the offset that comparisons alone cannot see."
     )
     features: OptionalTexts = Field(
-        None, description="Columns of numbers per answer: learn one readable weight for each instead of training a language model."
+        default=None, description="Columns of numbers per answer: learn one readable weight for each instead of training a language model."
     )
-    feature_epochs: Count = Field(200, description="With features: passes over the pairs; more separates them further.")
-    feature_learning_rate: Positive = Field(0.1, description="With features: size of a step of the weights.")
+    feature_epochs: Count = Field(default=200, description="With features: passes over the pairs; more separates them further.")
+    feature_learning_rate: Positive = Field(default=0.1, description="With features: size of a step of the weights.")
     feature_l2: NotNegative = Field(
-        0.0, description="With features: pull of the weights towards 0; above 0 they stay finite on pairs that can be separated."
+        default=0.0, description="With features: pull of the weights towards 0; above 0 they stay finite on pairs that can be separated."
     )
 
     @model_validator(mode="after")
@@ -201,12 +223,11 @@ class RewardRecipe(TrainRecipe):
                     "only acts together with features, which was not given", key=name, remedy="Leave it out, or give features: [...]."
                 )
         else:
-            language_only = ("model", "lora", "heads", "lcb", "chat_template", "gradient_checkpointing", "center_coef")
-            for name in language_only:
+            for name in sorted(self._language_only()):
                 if getattr(self, name) != type(self).model_fields[name].default:
-                    raise SettingError(
-                        "does not act with features: no language model is trained", key=name, remedy="Leave it or features out."
-                    )
+                    ours = {"learning_rate": "feature_learning_rate", "epochs": "feature_epochs", "weight_decay": "feature_l2"}.get(name)
+                    remedy = f"With features it is {ours}." if ours else "Leave it or features out."
+                    raise SettingError("does not act with features: no language model is trained", key=name, remedy=remedy)
         if self.heads == 1 and self.lcb != 1.0:
             raise SettingError(
                 "only acts with several heads: one head has no spread", key="lcb", remedy="Set heads to 3 or more, or leave lcb out."
@@ -220,7 +241,13 @@ class RewardRecipe(TrainRecipe):
     def _unused(self) -> frozenset[str]:
         if self.features is None:
             return frozenset({"features", "feature_epochs", "feature_learning_rate", "feature_l2"})
-        return frozenset({"model", "lora", "heads", "lcb", "chat_template", "gradient_checkpointing", "center_coef"})
+        return self._language_only()
+
+    @classmethod
+    def _language_only(cls) -> frozenset[str]:
+        """Settings that only act when a language model is trained."""
+        with_features = {"data", "eval_data", "eval_fraction", "run", "seed", "on_bad_rows", "batch_size", "shuffle", "margin"}
+        return frozenset(name for name in cls.model_fields if name not in with_features and not name.startswith("feature"))
 
 
 KTO_SETTINGS = {"beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0}
@@ -246,38 +273,45 @@ class DPORecipe(TrainRecipe):
     command: ClassVar[str] = "dpo"
     dropout_forbidden: ClassVar[bool] = True
     learning_rate: Positive = Field(
-        1e-6, description="Size of a step; too high drives both answers of a pair down, too low learns nothing in the time."
+        default=1e-6, description="Size of a step; too high drives both answers of a pair down, too low learns nothing in the time."
     )
-    loss_type: LossType = Field("dpo", description="The loss: what is asked of a pair's log-probs; docs/losses.md has each formula.")
+    loss_type: LossType = Field(
+        default="dpo", description="The loss: what is asked of a pair's log-probs; docs/losses.md has each formula."
+    )
     beta: Positive = Field(
-        OFF["beta"],
+        default=OFF["beta"],
         description="Strength of the tie to the reference; higher stays nearer to it. For ipo_* it is tau, for simpo and cpo the scale of the difference.",
     )
     label_smoothing: Share = Field(
-        0.0, description="Share of pairs taken to be labelled the wrong way round; higher holds the margin back."
+        default=0.0, description="Share of pairs taken to be labelled the wrong way round; higher holds the margin back."
     )
     gamma: NotNegative = Field(
-        0.0, description="SimPO's target margin, not multiplied by beta; higher pushes the two answers further apart."
+        default=0.0, description="SimPO's target margin, not multiplied by beta; higher pushes the two answers further apart."
     )
-    delta: Positive = Field(1.0, description="SLiC's wanted difference of log-probs; pairs beyond it no longer pull.")
-    nll_coef: NotNegative = Field(0.0, description="Weight of the chosen answer's likelihood; higher keeps the chosen answer from falling.")
+    delta: Positive = Field(default=1.0, description="SLiC's wanted difference of log-probs; pairs beyond it no longer pull.")
+    nll_coef: NotNegative = Field(
+        default=0.0, description="Weight of the chosen answer's likelihood; higher keeps the chosen answer from falling."
+    )
     lambda_dpop: NotNegative = Field(
-        0.0, description="Weight of DPO-positive's penalty for a chosen answer below the reference; 5 is gentle, 50 is the paper's."
+        default=0.0, description="Weight of DPO-positive's penalty for a chosen answer below the reference; 5 is gentle, 50 is the paper's."
     )
-    lambda_or: Positive = Field(0.0, description="Weight of ORPO's odds-ratio term beside the likelihood; higher prefers harder.")
-    desirable_weight: Positive = Field(1.0, description="KTO's weight of good answers; raise it when they are few.")
-    undesirable_weight: Positive = Field(1.0, description="KTO's weight of bad answers; raise it when they are few.")
+    lambda_or: Positive = Field(default=0.0, description="Weight of ORPO's odds-ratio term beside the likelihood; higher prefers harder.")
+    desirable_weight: Positive = Field(default=1.0, description="KTO's weight of good answers; raise it when they are few.")
+    undesirable_weight: Positive = Field(default=1.0, description="KTO's weight of bad answers; raise it when they are few.")
     reference: Text = Field(
-        "start", description="The model the policy is tied to: start (what the run begins with), or a model as in `model`."
+        default="start", description="The model the policy is tied to: start (what the run begins with), or a model as in `model`."
     )
     cache_reference: Flag = Field(
-        True, description="Work the reference's scores out once and keep them beside the data; false works them out anew in every run."
+        default=True,
+        description="Work the reference's scores out once and keep them beside the data; false works them out anew in every run.",
     )
     displacement_warn_steps: Count = Field(
-        50, description="Warn when most chosen answers have been less likely than at the start for this many steps; lower warns earlier."
+        default=50,
+        description="Warn when most chosen answers have been less likely than at the start for this many steps; lower warns earlier.",
     )
     min_edit_distance: Share = Field(
-        0.0, description="Leave out pairs whose answers differ in less than this share of their tokens: they drive both answers down."
+        default=0.0,
+        description="Leave out pairs whose answers differ in less than this share of their tokens: they drive both answers down.",
     )
 
     @classmethod
@@ -349,29 +383,35 @@ class GRPORecipe(TrainRecipe):
     command: ClassVar[str] = "grpo"
     dropout_forbidden: ClassVar[bool] = True
     batch_size: Count = Field(
-        64, description="Completions per optimiser step, a multiple of num_generations; larger is smoother and slower per step."
+        default=64, description="Completions per optimiser step, a multiple of num_generations; larger is smoother and slower per step."
     )
-    learning_rate: Positive = Field(1e-6, description="Size of a step; too high breaks the model, too low learns nothing in the time.")
+    learning_rate: Positive = Field(
+        default=1e-6, description="Size of a step; too high breaks the model, too low learns nothing in the time."
+    )
     num_generations: Count = Field(
-        8, description="Answers sampled for each prompt; more gives a steadier comparison and costs more sampling."
+        default=8, description="Answers sampled for each prompt; more gives a steadier comparison and costs more sampling."
     )
     max_completion_length: Count = Field(
-        512, description="Longest answer sampled, in tokens; too short cuts answers off before they can earn anything."
+        default=512, description="Longest answer sampled, in tokens; too short cuts answers off before they can earn anything."
     )
     temperature: Positive = Field(
-        1.0, description="Spread of the sampling; higher explores more. The log-probs are worked out at the same temperature."
+        default=1.0, description="Spread of the sampling; higher explores more. The log-probs are worked out at the same temperature."
     )
-    updates_per_batch: Count = Field(1, description="Passes over each batch of samples; more reuses them and leans on the clip.")
-    beta: NotNegative = Field(0.0, description="Strength of the tie to the reference; 0 needs no reference.")
-    eps_low: Positive = Field(0.2, description="How far a token's ratio may fall below 1 before it stops counting.")
+    updates_per_batch: Count = Field(default=1, description="Passes over each batch of samples; more reuses them and leans on the clip.")
+    beta: NotNegative = Field(default=0.0, description="Strength of the tie to the reference; 0 needs no reference.")
+    eps_low: Positive = Field(default=0.2, description="How far a token's ratio may fall below 1 before it stops counting.")
     eps_high: Positive = Field(
-        0.2, description="How far a token's ratio may rise above 1 before it stops counting; higher lets rare tokens grow."
+        default=0.2, description="How far a token's ratio may rise above 1 before it stops counting; higher lets rare tokens grow."
     )
     scale_rewards: Literal["group", "batch", "none"] = Field(
-        "group", description="What the centred rewards are divided by: their spread in the group, in the batch, or nothing."
+        default="group", description="What the centred rewards are divided by: their spread in the group, in the batch, or nothing."
+    )
+    aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = Field(
+        default="token-mean",
+        description="How tokens become one loss: which of long and short answers weigh more; docs/losses.md has each formula.",
     )
     mask_truncated: Flag = Field(
-        False, description="Leave answers that hit max_completion_length out of the loss; their reward still counts in the group."
+        default=False, description="Leave answers that hit max_completion_length out of the loss; their reward still counts in the group."
     )
 
     @model_validator(mode="after")

@@ -31,7 +31,7 @@ def explain(words: Words = None) -> None:
         configured = configure(file, overrides)
     else:
         # A command alone is explained with its defaults; what it needs to run is not needed to explain it.
-        needed = [f"{name}=..." for name in ("model", "data") if not any(word.startswith(f"{name}=") for word in overrides)]
+        needed = [f"{name}={name.upper()}" for name in ("model", "data") if not any(word.startswith(f"{name}=") for word in overrides)]
         if command == "reward" and any(word.startswith("features=") for word in overrides):
             needed = [word for word in needed if not word.startswith("model")]
         configured = configure(None, [*overrides, *needed], command=command)
