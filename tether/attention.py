@@ -4,13 +4,15 @@ Registered with transformers under the name `IMPLEMENTATION`, so that every arch
 attention interface works unchanged. The stream's segments travel in a context variable, not through the model's
 arguments: not every architecture hands unknown arguments down to its attention.
 
-Forward and backward are written out (Dao et al. 2022, FlashAttention, eq. 1-4 of appendix B.2: probabilities are recomputed
-from the log-sum-exp): masked SDPA of torch is slow backwards on CPU, and it would need keys repeated per query head.
+Forward and backward are written out (Dao et al. 2022, FlashAttention, appendix B.2: probabilities are recomputed from the
+log-sum-exp): masked SDPA of torch is slow backwards on CPU, and it would need keys repeated per query head.
+Exponentials are of base 2: on CPU torch's exp2 is four times as fast as its exp.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -24,31 +26,8 @@ from transformers.masking_utils import AttentionMaskInterface
 from tether.packing import Segment
 
 IMPLEMENTATION = "tether_segments"
-QUERIES_PER_TILE = 128  # a tile's scores stay in cache, and at most half a tile is computed above the diagonal
-
-_segments: ContextVar[Sequence[Segment] | None] = ContextVar("tether_segments", default=None)
-_windows_seen: ContextVar[set[int] | None] = ContextVar("tether_windows_seen", default=None)
-
-
-@contextlib.contextmanager
-def attending(segments: Sequence[Segment]) -> Iterator[None]:
-    """Within, attention modules set to `IMPLEMENTATION` read their one row as this packed stream."""
-    token = _segments.set(segments)
-    try:
-        yield
-    finally:
-        _segments.reset(token)
-
-
-@contextlib.contextmanager
-def recording_windows() -> Iterator[set[int]]:
-    """Collects the sliding windows that the model's layers ask for: a window that only its mask knew would be lost here."""
-    windows: set[int] = set()
-    token = _windows_seen.set(windows)
-    try:
-        yield windows
-    finally:
-        _windows_seen.reset(token)
+QUERIES_PER_TILE = 128  # a tile's scores stay in cache, and little is computed above the diagonal
+_LOG2E = math.log2(math.e)
 
 
 @dataclass(frozen=True)
@@ -58,6 +37,89 @@ class Rules:
     scaling: float
     softcap: float | None = None
     window: int | None = None
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Queries `start..end` of the stream against keys `first..last` of [prompt keys, own keys]."""
+
+    start: int
+    end: int
+    first: int
+    last: int
+    bias: Tensor | None  # (queries, 1, keys): -inf where a query must not look; covers the last keys, as many as it has
+
+
+class Plan:
+    """The segments of a stream cut into tiles, once for all layers that share a window."""
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self.segments = segments
+        self._tiles: dict[tuple[int | None, torch.device], list[tuple[Segment, list[Tile]]]] = {}
+
+    def tiles(self, window: int | None, device: torch.device) -> list[tuple[Segment, list[Tile]]]:
+        key = (window, device)
+        if key not in self._tiles:
+            triangle = torch.full((QUERIES_PER_TILE, 1, QUERIES_PER_TILE), float("-inf"), device=device)
+            for row in range(QUERIES_PER_TILE):
+                triangle[row, 0, : row + 1] = 0.0
+            self._tiles[key] = [(s, [_tile(s, *ends, window, triangle) for ends in _cuts(s.start, s.end)]) for s in self.segments]
+        return self._tiles[key]
+
+
+def _cuts(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Even pieces of at most QUERIES_PER_TILE."""
+    pieces = math.ceil((end - start) / QUERIES_PER_TILE)
+    edges = [start + (end - start) * i // pieces for i in range(pieces + 1)]
+    yield from zip(edges[:-1], edges[1:], strict=True)
+
+
+def _tile(segment: Segment, start: int, end: int, window: int | None, triangle: Tensor) -> Tile:
+    # Positions run on from the prompt, so an index in the joined keys also measures the distance of a window.
+    low = segment.prompt_end - segment.prompt_start + start - segment.start
+    high = low + end - start
+    first = max(0, low - window + 1) if window else 0
+    if not window or high <= window:
+        return Tile(start, end, first, high, triangle[: end - start, :, : end - start])
+    queries = torch.arange(low, high, device=triangle.device)[:, None, None]
+    keys = torch.arange(first, high, device=triangle.device)
+    hidden = (keys > queries) | (keys <= queries - window)
+    return Tile(start, end, first, high, torch.zeros_like(hidden, dtype=torch.float32).masked_fill_(hidden, float("-inf")))
+
+
+_plan: ContextVar[Plan | None] = ContextVar("tether_plan", default=None)
+_windows_seen: ContextVar[list[int | None] | None] = ContextVar("tether_windows_seen", default=None)
+
+
+@contextlib.contextmanager
+def attending(plan: Plan) -> Iterator[None]:
+    """Within, attention modules set to `IMPLEMENTATION` read their one row as this packed stream."""
+    token = _plan.set(plan)
+    try:
+        yield
+    finally:
+        _plan.reset(token)
+
+
+@contextlib.contextmanager
+def recording_windows() -> Iterator[list[int | None]]:
+    """Collects the sliding window of each layer as it runs: a window that only the mask knew would be lost here."""
+    windows: list[int | None] = []
+    token = _windows_seen.set(windows)
+    try:
+        yield windows
+    finally:
+        _windows_seen.reset(token)
+
+
+def current_plan(window: int | None) -> Plan:
+    plan = _plan.get()
+    if plan is None:
+        raise RuntimeError(f"attention {IMPLEMENTATION!r} was called outside a packed forward pass")
+    seen = _windows_seen.get()
+    if seen is not None:
+        seen.append(window)
+    return plan
 
 
 def attention(
@@ -74,22 +136,18 @@ def attention(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention function: query (1, heads, N, D), key and value (1, key heads, N, D) -> (1, N, heads, D)."""
-    segments = _segments.get()
-    if segments is None:
-        raise RuntimeError(f"attention {IMPLEMENTATION!r} was called outside a packed forward pass")
     if query.shape[0] != 1 or query.shape[2] != key.shape[2]:
         raise RuntimeError(f"a packed stream is one row without a cache, got queries {tuple(query.shape)}, keys {tuple(key.shape)}")
-    seen = _windows_seen.get()
-    if seen is not None and sliding_window:
-        seen.add(sliding_window)
     rules = Rules(scaling if scaling is not None else query.shape[-1] ** -0.5, softcap or None, sliding_window or None)
+    plan = current_plan(rules.window)
     # Under autocast rotary tables leave queries and keys wider than values.
     device = query.device.type
     compute = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else value.dtype
-    q, k, v = query[0].to(compute), key[0].to(compute), value[0].to(compute)
+    k, v = key[0].to(compute), value[0].to(compute)
+    q = query[0].to(compute).unflatten(0, (len(k), -1)).transpose(1, 2)  # (key heads, N, group, D)
     if dropout:
-        return _with_dropout(q, k, v, s_aux, segments, rules, dropout)[None], None
-    return SegmentAttention.apply(q, k, v, s_aux, segments, rules)[None], None
+        return _with_dropout(q, k, v, s_aux, plan, rules, dropout)[None], None
+    return SegmentAttention.apply(q, k, v, s_aux, plan, rules)[None], None
 
 
 def no_mask(*_: Any, **__: Any) -> None:
@@ -101,32 +159,6 @@ AttentionInterface.register(IMPLEMENTATION, attention)
 AttentionMaskInterface.register(IMPLEMENTATION, no_mask)
 
 
-@dataclass(frozen=True)
-class _Tile:
-    """Queries `start..end` of the stream against the last part of [prompt keys, own keys]."""
-
-    start: int
-    end: int
-    first: int  # index in the joined keys of the first key any of the queries may see
-    last: int  # one past the last
-    mask: Tensor | None  # (queries, keys) True where a query must not look, None where it may look at all
-
-
-def _tiles(segment: Segment, window: int | None, device: torch.device) -> Iterator[_Tile]:
-    prompt = segment.prompt_end - segment.prompt_start
-    for start in range(segment.start, segment.end, QUERIES_PER_TILE):
-        end = min(start + QUERIES_PER_TILE, segment.end)
-        # Positions run on from the prompt, so an index in the joined keys is also the distance measure of a window.
-        low, high = prompt + start - segment.start, prompt + end - segment.start
-        first = max(0, low - window + 1) if window else 0
-        queries = torch.arange(low, high, device=device)[:, None]
-        keys = torch.arange(first, high, device=device)[None]
-        hidden = keys > queries
-        if window:
-            hidden |= keys <= queries - window
-        yield _Tile(start, end, first, high, hidden if hidden.any() else None)
-
-
 def _joined(x: Tensor, segment: Segment) -> Tensor:
     """(heads, N, D) -> (heads, prompt + own, D)."""
     own = x[:, segment.start : segment.end]
@@ -135,110 +167,125 @@ def _joined(x: Tensor, segment: Segment) -> Tensor:
     return torch.cat([x[:, segment.prompt_start : segment.prompt_end], own], 1)
 
 
-def _scores(q: Tensor, keys: Tensor, tile: _Tile, rules: Rules) -> tuple[Tensor, Tensor | None]:
-    """Scores (key heads, group, queries, keys) at least float32, and d score / d (q.k) / scaling where a soft cap bends it."""
-    key_heads, group, queries, dim = q.shape
-    z = torch.bmm(q.reshape(key_heads, group * queries, dim), keys.transpose(1, 2))
-    z = z.to(torch.promote_types(z.dtype, torch.float32)).mul_(rules.scaling).view(key_heads, group, queries, -1)
+def _bits(queries: Tensor, keys: Tensor, tile: Tile, rules: Rules) -> tuple[Tensor, Tensor | None]:
+    """Scores over ln 2 as (key heads, queries, group, keys), at least float32; and their slope under a soft cap."""
+    key_heads, n, group, dim = queries.shape
+    z = torch.bmm(queries.reshape(key_heads, n * group, dim), keys.transpose(1, 2))
+    z = z.to(torch.promote_types(z.dtype, torch.float32)).view(key_heads, n, group, -1)
     slope = None
     if rules.softcap:
-        bent = torch.tanh(z.div_(rules.softcap))
+        bent = z.mul_(rules.scaling / rules.softcap).tanh_()
         slope = 1 - bent * bent
-        z = bent.mul_(rules.softcap)
-    if tile.mask is not None:
-        z.masked_fill_(tile.mask, float("-inf"))
+        z = bent.mul_(rules.softcap * _LOG2E)
+    else:
+        z.mul_(rules.scaling * _LOG2E)
+    if tile.bias is not None:
+        z[..., z.shape[-1] - tile.bias.shape[-1] :] += tile.bias
     return z, slope
 
 
+def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, plan: Plan, rules: Rules) -> tuple[Tensor, Tensor]:
+    """q (key heads, N, group, D), k and v (key heads, N, D) -> out (N, heads, D), log2-sum-exp (key heads, N, group)."""
+    key_heads, n, group, _ = q.shape
+    out = q.new_empty(n, key_heads, group, v.shape[-1])
+    lse = q.new_empty(key_heads, n, group, dtype=torch.promote_types(q.dtype, torch.float32))
+    for segment, tiles in plan.tiles(rules.window, q.device):
+        keys, values = _joined(k, segment), _joined(v, segment)
+        for tile in tiles:
+            z, _ = _bits(q[:, tile.start : tile.end], keys[:, tile.first : tile.last], tile, rules)
+            top = z.amax(-1)
+            p = z.sub_(top[..., None]).exp2_()
+            total = p.sum(-1)
+            if sinks is not None:  # a score that every query has besides its keys, and that carries no value
+                total += torch.exp2(sinks.to(lse.dtype).view(key_heads, 1, group) * _LOG2E - top)
+            mixed = torch.bmm(p.to(q.dtype).view(key_heads, -1, p.shape[-1]), values[:, tile.first : tile.last])
+            mixed = mixed.view(key_heads, tile.end - tile.start, group, -1)
+            out[tile.start : tile.end] = mixed.div_(total[..., None]).transpose(0, 1)
+            lse[:, tile.start : tile.end] = top + torch.log2(total)
+    return out.view(n, key_heads * group, -1), lse
+
+
+def attend_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, out: Tensor, lse: Tensor, plan: Plan, rules: Rules
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of `attend` by q, k, v (shaped as they are; k and v at least float32) and sinks."""
+    key_heads, n, group, dim = q.shape
+    wide = lse.dtype
+    # delta_i = sum_j p_ij dp_ij = grad_i . out_i
+    delta = (grad.to(wide) * out).sum(-1).view(n, key_heads, group).transpose(0, 1)
+    grads = grad.view(n, key_heads, group, -1).transpose(0, 1)
+    dq = torch.empty_like(q, memory_format=torch.contiguous_format)
+    dk, dv = torch.zeros_like(k, dtype=wide), torch.zeros_like(v, dtype=wide)
+    for segment, tiles in plan.tiles(rules.window, q.device):
+        keys, values = _joined(k, segment), _joined(v, segment)
+        prompt = segment.prompt_end - segment.prompt_start
+        for tile in tiles:
+            rows = slice(tile.start, tile.end)
+            near, far = keys[:, tile.first : tile.last], values[:, tile.first : tile.last]
+            z, slope = _bits(q[:, rows], near, tile, rules)
+            p = z.sub_(lse[:, rows, :, None]).exp2_()
+            g = grads[:, rows].reshape(key_heads, -1, grads.shape[-1])
+            ds = torch.bmm(g, far.transpose(1, 2)).to(wide).view(p.shape)
+            ds = ds.sub_(delta[:, rows, :, None]).mul_(p)
+            if slope is not None:
+                ds.mul_(slope)
+            flat = (key_heads, -1, p.shape[-1])
+            narrow = ds.mul_(rules.scaling).to(q.dtype).view(flat)
+            dq[:, rows] = torch.bmm(narrow, near).view(key_heads, -1, group, dim)
+            dnear = torch.bmm(narrow.transpose(1, 2), q[:, rows].reshape(key_heads, -1, dim))
+            dfar = torch.bmm(p.to(q.dtype).view(flat).transpose(1, 2), g)
+            # Joined keys are two ranges of the stream: the prompt from `first` on, and the segment's own.
+            cut = max(0, prompt - tile.first)
+            begin = segment.start + max(0, tile.first - prompt)
+            for total, part in ((dk, dnear), (dv, dfar)):
+                if cut:
+                    total[:, segment.prompt_start + tile.first : segment.prompt_end] += part[:, :cut]
+                total[:, begin : tile.end] += part[:, cut:]
+    dsinks = None
+    if sinks is not None:
+        share = torch.exp2(sinks.to(wide).view(key_heads, 1, group) * _LOG2E - lse)
+        dsinks = -(share * delta).sum(1).flatten().to(sinks.dtype)
+    return dq, dk, dv, dsinks
+
+
 class SegmentAttention(torch.autograd.Function):
-    """q (heads, N, D), k and v (key heads, N, D), sinks (heads,) or None -> (N, heads, D)."""
+    """`attend` with its backward, for models that bring their own projections and rotations."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, segments: Sequence[Segment], rules: Rules) -> Tensor:
-        heads, n, dim = q.shape
-        grouped = q.view(k.shape[0], heads // k.shape[0], n, dim)
-        out = q.new_empty(n, heads, v.shape[-1])
-        lse = q.new_empty(heads, n, dtype=torch.promote_types(q.dtype, torch.float32))
-        for segment in segments:
-            keys, values = _joined(k, segment), _joined(v, segment)
-            for tile in _tiles(segment, rules.window, q.device):
-                queries = grouped[:, :, tile.start : tile.end]
-                z, _ = _scores(queries, keys[:, tile.first : tile.last], tile, rules)
-                total = torch.logsumexp(z, -1)
-                if sinks is not None:
-                    total = torch.logaddexp(total, sinks.to(total.dtype).view(*total.shape[:2], 1))
-                p = z.sub_(total[..., None]).exp_().to(q.dtype)
-                mixed = torch.bmm(p.view(k.shape[0], -1, p.shape[-1]), values[:, tile.first : tile.last])
-                out[tile.start : tile.end] = mixed.view(heads, tile.end - tile.start, -1).transpose(0, 1)
-                lse[:, tile.start : tile.end] = total.view(heads, -1)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, plan: Plan, rules: Rules) -> Tensor:
+        q = q.contiguous()
+        out, lse = attend(q, k, v, sinks, plan, rules)
         ctx.save_for_backward(q, k, v, sinks, out, lse)
-        ctx.segments, ctx.rules = segments, rules
+        ctx.plan, ctx.rules = plan, rules
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, sinks, out, lse = ctx.saved_tensors
-        rules: Rules = ctx.rules
-        heads, n, dim = q.shape
-        key_heads = k.shape[0]
-        group = heads // key_heads
-        wide = lse.dtype
-        grouped = q.view(key_heads, group, n, dim)
-        grads = grad.transpose(0, 1).reshape(key_heads, group, n, -1)
-        lse = lse.view(key_heads, group, n)
-        # delta_i = sum_j p_ij dp_ij = grad_i . out_i
-        delta = (grad.to(wide) * out.to(wide)).sum(-1).t().reshape(key_heads, group, n)
-        dq = torch.empty_like(q, memory_format=torch.contiguous_format).view(key_heads, group, n, dim)
-        dk, dv = torch.zeros_like(k, dtype=wide), torch.zeros_like(v, dtype=wide)
-        for segment in ctx.segments:
-            keys, values = _joined(k, segment), _joined(v, segment)
-            prompt = segment.prompt_end - segment.prompt_start
-            dkeys, dvalues = torch.zeros_like(keys, dtype=wide), torch.zeros_like(values, dtype=wide)
-            for tile in _tiles(segment, rules.window, q.device):
-                span, rows = slice(tile.first, tile.last), slice(tile.start, tile.end)
-                z, slope = _scores(grouped[:, :, rows], keys[:, span], tile, rules)
-                p = z.sub_(lse[:, :, rows, None]).exp_()
-                flat = (key_heads, -1, p.shape[-1])
-                g = grads[:, :, rows].reshape(key_heads, -1, grads.shape[-1])
-                dvalues[:, span] += torch.bmm(p.to(q.dtype).view(flat).transpose(1, 2), g)
-                ds = torch.bmm(g, values[:, span].transpose(1, 2)).to(wide).view(p.shape)
-                ds = ds.sub_(delta[:, :, rows, None]).mul_(p)
-                if slope is not None:
-                    ds.mul_(slope)
-                ds = ds.mul_(rules.scaling).to(q.dtype).view(flat)
-                dq[:, :, rows] = torch.bmm(ds, keys[:, span]).view(key_heads, group, -1, dim)
-                dkeys[:, span] += torch.bmm(ds.transpose(1, 2), grouped[:, :, rows].reshape(key_heads, -1, dim))
-            for total, part in ((dk, dkeys), (dv, dvalues)):
-                total[:, segment.prompt_start : segment.prompt_end] += part[:, :prompt]
-                total[:, segment.start : segment.end] += part[:, prompt:]
-        dsinks = None
-        if sinks is not None and ctx.needs_input_grad[3]:
-            share = torch.exp(sinks.to(wide).view(key_heads, group, 1) - lse)
-            dsinks = -(share * delta).sum(-1).view(heads).to(sinks.dtype)
-        return dq.view(heads, n, dim), dk.to(k.dtype), dv.to(v.dtype), dsinks, None, None
+        dq, dk, dv, dsinks = attend_backward(grad, q, k, v, sinks, out, lse, ctx.plan, ctx.rules)
+        return dq, dk.to(k.dtype), dv.to(v.dtype), dsinks, None, None
 
 
-def _with_dropout(
-    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, segments: Sequence[Segment], rules: Rules, dropout: float
-) -> Tensor:
+def _with_dropout(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, plan: Plan, rules: Rules, dropout: float) -> Tensor:
     """The same by plain autograd, for the rare run that wants attention dropout while training."""
-    heads, n, dim = q.shape
-    grouped = q.view(k.shape[0], -1, n, dim)
+    key_heads, _, group, dim = q.shape
     parts: list[Tensor] = []
-    for segment in segments:
+    for segment, tiles in plan.tiles(rules.window, q.device):
         keys, values = _joined(k, segment), _joined(v, segment)
-        for tile in _tiles(segment, rules.window, q.device):
-            flat = grouped[:, :, tile.start : tile.end].reshape(k.shape[0], -1, dim)
+        for tile in tiles:
+            flat = q[:, tile.start : tile.end].reshape(key_heads, -1, dim)
             z = torch.bmm(flat, keys[:, tile.first : tile.last].transpose(1, 2)).float() * rules.scaling
-            z = z.view(heads, tile.end - tile.start, -1)
             if rules.softcap:
                 z = torch.tanh(z / rules.softcap) * rules.softcap
-            if tile.mask is not None:
-                z = z.masked_fill(tile.mask, float("-inf"))
+            z = z.view(key_heads, tile.end - tile.start, group, -1)
+            if tile.bias is not None:
+                z = z + nn.functional.pad(tile.bias, (z.shape[-1] - tile.bias.shape[-1], 0))
             if sinks is not None:
-                z = torch.cat([z, sinks.to(z.dtype).view(heads, 1, 1).expand(-1, z.shape[1], 1)], -1)
+                extra = sinks.to(z.dtype).view(key_heads, 1, group, 1).expand(-1, z.shape[1], -1, 1)
+                z = torch.cat([z, extra], -1)
             p = torch.softmax(z, -1)[..., : tile.last - tile.first]
-            p = nn.functional.dropout(p, dropout).to(v.dtype).view(k.shape[0], -1, tile.last - tile.first)
-            parts.append(torch.bmm(p, values[:, tile.first : tile.last]).view(heads, tile.end - tile.start, -1).transpose(0, 1))
+            p = nn.functional.dropout(p, dropout).to(v.dtype).view(key_heads, -1, tile.last - tile.first)
+            mixed = torch.bmm(p, values[:, tile.first : tile.last])
+            parts.append(mixed.view(key_heads, tile.end - tile.start, group, -1).transpose(0, 1).flatten(1, 2))
     return torch.cat(parts)  # segments lie in the order of the stream

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from tether.attention import IMPLEMENTATION, attending, recording_windows
+from tether.attention import IMPLEMENTATION, Plan, attending, recording_windows
 from tether.batch import Example
 from tether.casts import Casts
 from tether.head import Scores, token_logprobs
@@ -85,7 +85,7 @@ class Engine:
     def hidden(self, packed: Packed) -> Tensor:
         """Last hidden states after the final norm, (N, H), one for each token of the stream."""
         if self.packed:
-            with self._running(packed):
+            with self._running(Plan(packed.segments)):
                 out = self._decoder(**self._inputs(packed.tokens[None], positions=packed.positions[None]))
             return out.last_hidden_state[0]
         padded = pad(packed)
@@ -140,23 +140,23 @@ class Engine:
         return padded.gather(logits)[predict]
 
     @contextlib.contextmanager
-    def _running(self, packed: Packed | None) -> Iterator[None]:
+    def _running(self, plan: Plan | None) -> Iterator[None]:
         """Dropout, attention, checkpointing and autocast as a forward pass needs them; all put back afterwards."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(_mode(self.model, train=self.train_dropout and torch.is_grad_enabled()))
-            stack.enter_context(self._recomputable(packed))
+            stack.enter_context(self._recomputable(plan))
             if self.gradient_checkpointing and torch.is_grad_enabled():
-                stack.enter_context(_checkpointed(self._decoder, lambda: self._recomputable(packed)))
+                stack.enter_context(_checkpointed(self._decoder, lambda: self._recomputable(plan)))
             stack.enter_context(self._autocast())
             yield
 
     @contextlib.contextmanager
-    def _recomputable(self, packed: Packed | None) -> Iterator[None]:
+    def _recomputable(self, plan: Plan | None) -> Iterator[None]:
         """What must hold again when a checkpointed layer runs a second time in the backward pass."""
-        if packed is None:
+        if plan is None:
             yield
             return
-        with attending(packed.segments), _implementation(self._decoder, IMPLEMENTATION):
+        with attending(plan), _implementation(self._decoder, IMPLEMENTATION):
             yield
 
     # -- which path --------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class Engine:
         if why is None:
             with recording_windows() as windows:
                 why = self._differs(examples, expected)
-            if why is None and not _windows(self._decoder.config) <= windows:
+            if why is None and not _windows(self._decoder.config) <= set(windows):
                 why = "it has a sliding window that its attention function is not told about"
         if why is None:
             return
