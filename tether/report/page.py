@@ -1,0 +1,260 @@
+"""A run directory, or a folder of runs with a comparison, into report.html."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tether import atomic
+from tether.errors import UserError
+from tether.report import curves
+from tether.report.charts import Chart, Estimate, calibration_chart, interval_chart
+from tether.report.findings import findings
+from tether.report.numbers import number, percent, plural, seconds, signed
+from tether.report.view import Finding, Listing, RunView, Section, Table, is_number
+from tether.run import RECIPE
+
+COMPARISON = "comparison.json"
+NAMES = {
+    "sft": "Supervised fine-tuning",
+    "reward": "Reward model",
+    "dpo": "Preference optimisation",
+    "grpo": "Group-relative policy optimisation",
+}
+LINES_SHOWN = 12  # of each kind of notice
+
+
+@dataclass(frozen=True)
+class Part:
+    """One run's share of the page."""
+
+    title: str
+    facts: Sequence[tuple[str, str]]
+    findings: Sequence[Finding]
+    sections: Sequence[Section]
+
+
+@dataclass(frozen=True)
+class Page:
+    title: str
+    lead: str
+    parts: Sequence[Part]
+
+
+def write_report(folder: str | Path) -> Path:
+    """Write report.html into the run directory and return its path. It can be made again at any time."""
+    path = Path(folder) / "report.html"
+    atomic.write_file(path, report_html(folder))
+    return path
+
+
+def report_html(folder: str | Path) -> str:
+    """The page of a run directory, or of a folder with a comparison and runs inside. Raises UserError for any other folder."""
+    folder = Path(folder)
+    return render(compared_page(folder) if (folder / COMPARISON).is_file() else run_page(RunView.read(folder)))
+
+
+def render(page: Page) -> str:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("tether.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template("page.html").render(page=page, signed=signed, number=number)
+
+
+# One run --------------------------------------------------------------------------------------------------------------------
+
+
+def run_page(view: RunView) -> Page:
+    part = run_part(view)
+    return Page(part.title, f"The run in {view.folder}.", [part])
+
+
+def run_part(view: RunView) -> Part:
+    made = [
+        evaluation(view),
+        curves.learning(view),
+        curves.displacement(view),
+        samples_section(view.samples),
+        curves.machinery(view),
+        notices(view),
+        settings(view),
+    ]
+    title = NAMES.get(view.command, view.command)
+    loss = view.settings.get("loss_type")
+    return Part(f"{title} ({loss})" if loss else title, facts(view), findings(view), [s for s in made if s is not None])
+
+
+def facts(view: RunView) -> list[tuple[str, str]]:
+    """What, when, on which machine: only what the run recorded."""
+    record, summary = view.record, view.summary or {}
+    rows = next(((summary[k], k) for k in ("pairs", "prompts", "rows") if is_number(summary.get(k))), None)
+    machine = record.get("machine") or {}
+    data = view.settings.get("data")
+    version = " ".join(str(x) for x in (record.get("version"), f"({str(record['commit'])[:9]})" if record.get("commit") else None) if x)
+    said = [
+        ("Command", f"tether {view.command}"),
+        ("Model", str(view.settings.get("model") or "–")),
+        ("Data", ", ".join(data) if isinstance(data, list) else str(data or "–")),
+        ("Trained on", plural(int(rows[0]), rows[1].removesuffix("s")) if rows else ""),
+        ("Steps", number(view.metrics[-1]["step"]) if view.metrics else "none yet"),
+        ("Time", seconds(summary["seconds"]) if is_number(summary.get("seconds")) else ""),
+        ("Precision", str(record.get("precision") or view.settings.get("precision") or "")),
+        ("Started", _when(record.get("started"))),
+        ("Machine", ", ".join(_machine(machine))),
+        ("Version", f"tether {version}" if version else ""),
+        ("Seed", str(view.settings.get("seed", ""))),
+    ]
+    return [(name, value) for name, value in said if value]
+
+
+def _machine(machine: Mapping[str, Any]) -> list[str]:
+    system = str(machine.get("system") or "").partition("-")[0]
+    parts = [" ".join(x for x in (system, str(machine.get("processor") or "")) if x)] if system else []
+    if machine.get("cores"):
+        parts.append(plural(int(machine["cores"]), "core"))
+    if machine.get("memory_gib"):
+        parts.append(f"{number(machine['memory_gib'])} GiB")
+    return parts
+
+
+def _when(text: Any) -> str:
+    try:
+        return datetime.fromisoformat(str(text)).strftime("%d %B %Y, %H:%M UTC").lstrip("0")
+    except ValueError:
+        return ""
+
+
+def evaluation(view: RunView) -> Section | None:
+    """What a reward model does on comparisons it has not seen."""
+    charts: list[Chart] = []
+    accuracy, bins = view.held_out.get("accuracy"), view.held_out.get("calibration")
+    if isinstance(accuracy, dict):
+        row = Estimate("reward model", accuracy["value"], accuracy["low"], accuracy["high"])
+        caption = f"{percent(accuracy['value'])} of {accuracy['n']} held-out comparisons; the bar is the 95 % interval."
+        charts.append(
+            interval_chart(
+                [row],
+                title="Agreement with the people",
+                x_label="share of comparisons",
+                caption=caption,
+                mark=0.5,
+                mark_label="guessing",
+                limits=(0.0, 1.0),
+            )
+        )
+    if isinstance(bins, list) and bins:
+        charts.append(calibration_chart(bins, title="Calibration", caption="Below the diagonal the model is too sure of itself."))
+    rest = [[label, number(view.held_out[key])] for key, label in EVALUATED.items() if is_number(view.held_out.get(key))]
+    tables = [Table(["on held-out rows", "value"], rest, numeric=frozenset({1}))] if rest else []
+    return Section("On rows it has not seen", charts=charts, tables=tables) if charts or tables else None
+
+
+EVALUATED = {
+    "length_correlation": "correlation of score and length",
+    "prefers_longer": "share of pairs in which it prefers the longer answer",
+    "mean_margin": "mean margin",
+    "eval_loss": "loss",
+    "eval_perplexity": "perplexity",
+    "eval_mean_token_accuracy": "token accuracy",
+    "eval_rewards/accuracies": "pairs ordered right",
+    "eval_rewards/margins": "margin (beta x nats)",
+    "eval_displacement/chosen": "change of the chosen answers (nats)",
+    "eval_displacement/rejected": "change of the rejected answers (nats)",
+}
+ACTIONS = {"drop": "left out", "reject": "left out as unusable", "truncate": "cut at max_length", "warn": "kept with a warning"}
+
+
+def notices(view: RunView) -> Section | None:
+    """What was warned about, dropped or cut, by kind, with the first lines of each."""
+    by_kind: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for row in view.notices:
+        by_kind[str(row.get("kind", "notice")), str(row.get("action", ""))].append(str(row.get("text", "")))
+    if not by_kind:
+        return None
+    listings = []
+    for (kind, action), lines in by_kind.items():
+        words = kind.replace("_", " ")
+        title = f"{words}: {plural(len(lines), 'row')} {ACTIONS[action]}" if action in ACTIONS else words
+        listings.append(Listing(title, lines[:LINES_SHOWN], len(lines)))
+    return Section("Notices", listings=listings)
+
+
+def settings(view: RunView) -> Section | None:
+    rows = [[key, _shown(value)] for key, value in _flat(view.settings)]
+    versions = [[name, str(version)] for name, version in (view.record.get("packages") or {}).items()]
+    tables = [Table(["setting", "value"], rows, "The whole recipe", folded=True)] if rows else []
+    if versions:
+        tables.append(Table(["package", "version"], versions, "Packages", folded=True))
+    return Section("Recipe", tables=tables) if tables else None
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    out: list[tuple[str, Any]] = []
+    for key, value in values.items():
+        out += _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else [(f"{prefix}{key}", value)]
+    return out
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def samples_section(samples: Sequence[Mapping[str, Any]], most: int = 8) -> Section | None:
+    """Rows of samples.jsonl: {"prompt", "before": {"text", "numbers"}, "after": ...}."""
+    shown = [s for s in samples if isinstance(s.get("after"), dict)][:most]
+    if not shown:
+        return None
+    more = f"The first {len(shown)} of {len(samples)}; all of them are in samples.jsonl." if len(samples) > len(shown) else ""
+    return Section("Answers before and after", [more] if more else [], samples=shown)
+
+
+# Several runs and what came of them -------------------------------------------------------------------------------------------
+
+
+def compared_page(folder: Path) -> Page:
+    """The page of a folder whose comparison.json holds a title, measures before and after, findings, and the runs it came from.
+
+    Each measure: {"name", "unit", "before", "after", "gain"}, the last three as [value, low, high].
+    """
+    path = folder / COMPARISON
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        charts, table = measures(told["measures"])
+        said = [Finding(f["tone"], f["text"], f.get("remedy", "")) for f in told["findings"]]
+        runs = [RunView.read(folder / name) for name in told["runs"] if (folder / name / RECIPE).is_file()]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"not a comparison that a report can be made of ({error})", where=str(path)) from error
+    samples = folder / "samples.jsonl"
+    rows = [json.loads(line) for line in samples.read_text(encoding="utf-8").splitlines()] if samples.is_file() else []
+    result = Section("Before and after", told.get("text", []), charts, [table])
+    made = [result, samples_section(rows, told.get("samples_shown", 3))]
+    timing = [(name, seconds(took)) for name, took in told.get("seconds", {}).items()]
+    first = Part("The result", [*[tuple(f) for f in told.get("facts", [])], *timing], said, [s for s in made if s is not None])
+    return Page(told["title"], told.get("lead", ""), [first, *(run_part(view) for view in runs)])
+
+
+def measures(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Chart], Table]:
+    """A chart of each measure, and all of them as one table."""
+    charts, lines = [], []
+    for row in rows:
+        name, unit = row["name"], row["unit"]
+        before, after, gain = row["before"], row["after"], row["gain"]
+        charts.append(
+            interval_chart(
+                [Estimate("before", before[0], before[1], before[2], 5), Estimate("after", after[0], after[1], after[2], 1)],
+                title=name,
+                x_label=unit,
+                caption=f"Change {signed(gain[0])}, 95 % interval {signed(gain[1])} to {signed(gain[2])}. {row.get('note', '')}".strip(),
+            )
+        )
+        clear = "rose" if gain[1] > 0 else "fell" if gain[2] < 0 else "no clear change"
+        lines.append([name, number(before[0]), number(after[0]), signed(gain[0]), f"{signed(gain[1])} to {signed(gain[2])}", clear])
+    header = ["measure", "before", "after", "change", "95 % interval of the change", ""]
+    return charts, Table(header, lines, numeric=frozenset({1, 2, 3, 4}))
