@@ -57,12 +57,13 @@ class Tally:
         self._ratios: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         self.tokens = 0
 
-    def add(self, loss: Tensor | float, rows: Mapping[str, Tensor] | None = None, *, tokens: int = 0) -> None:
+    def add(self, loss: Tensor, rows: Mapping[str, Tensor] | None = None, *, tokens: int = 0) -> None:
         """`loss` is this micro-batch's share (it already divides by the step's total); `rows` holds (B,) values."""
-        self.loss += float(loss)
+        self.loss += float(loss.detach())
         self.tokens += tokens
         for name, values in (rows or {}).items():
-            self._rows[name].append(values.detach().reshape(-1).double())
+            if not name.startswith("loss/per_"):  # their mean is the loss
+                self._rows[name].append(values.detach().reshape(-1).double())
 
     def add_ratio(self, name: str, numerator: float, denominator: float) -> None:
         """A mean whose denominator is not the number of rows, such as a mean over tokens."""

@@ -65,7 +65,7 @@ def train(recipe: DPORecipe, run: Run) -> dict[str, Any]:
                 pairs = pair_logps(policy.logprobs(packed), packed, None if reference is None else reference[part])
                 loss, metrics = preference_loss(pairs, **losses, total_pairs=len(rows), total_chosen_tokens=chosen_tokens)
                 loss.backward()
-                tally.add(loss, metrics, tokens=packed.n_tokens)
+                tally.add(loss, metrics, tokens=len(packed.tokens))
                 order += part
             run.append("pairs.jsonl", loop.step + 1, pair_rows(tally, order, examples, alike))
             metrics = loop.end(tally, watch.shares(tally))

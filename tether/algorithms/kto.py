@@ -57,19 +57,18 @@ def train(recipe: DPORecipe, run: Run) -> dict[str, Any]:
         for _ in loop:
             rows = loop.rows()
             z0, raw = reference_point(recipe, policy, examples, rows)
-            tally = Tally()
-            by_class: dict[bool, list[Tensor]] = {True: [], False: []}
+            tally, good = Tally(), 0
             for part in loop.parts(examples):
                 packed = pack([examples[i] for i in part], device=policy.device)
                 sums = packed.sum_by_answer(policy.logprobs(packed))
-                labels = torch.tensor([bool(examples[i].extra["label"]) for i in part], device=sums.device)
-                ref = reference[part].to(sums)
-                loss, metrics = kto_loss(sums, ref, labels, z0, **weights, total=len(rows))
+                labels = label_tensor(examples, part).to(sums.device)
+                loss, metrics = kto_loss(sums, reference[part].to(sums), labels, z0, **weights, total=len(rows))
                 loss.backward()
-                tally.add(loss, metrics, tokens=packed.n_tokens)
-                for label in (True, False):
-                    by_class[label].append((recipe.beta * (sums - ref).detach())[labels == label].double())
-            loop.end(tally, {"kl": float(z0), "kl/raw": float(raw), **class_means(by_class)})
+                tally.add(loss, metrics, tokens=len(packed.tokens))
+                good += int(labels.sum())
+            loop.end(
+                tally, {"kl": float(z0), "kl/raw": float(raw), "count/chosen": good, "count/rejected": len(rows) - good, **margin(tally)}
+            )
 
     # 4. The result.
     summary: dict[str, Any] = {"steps": loop.step, "rows": len(examples), "loss_type": "kto"}
@@ -79,17 +78,16 @@ def train(recipe: DPORecipe, run: Run) -> dict[str, Any]:
     return run.finish(summary)
 
 
-def class_means(by_class: dict[bool, list[Tensor]]) -> dict[str, float]:
-    """Implicit rewards of the two classes; a class that is absent from the step is left out rather than shown as 0."""
-    out: dict[str, float] = {}
-    for label, name in ((True, "chosen"), (False, "rejected")):
-        values = torch.cat(by_class[label])
-        out[f"count/{name}"] = len(values)
-        if len(values):
-            out[f"rewards/{name}"] = float(values.mean())
-    if "rewards/chosen" in out and "rewards/rejected" in out:
-        out["rewards/margins"] = out["rewards/chosen"] - out["rewards/rejected"]
-    return out
+def label_tensor(examples: Sequence[Example], rows: Sequence[int]) -> Tensor:
+    return torch.tensor([bool(examples[i].extra["label"]) for i in rows])
+
+
+def margin(tally: Tally) -> dict[str, float]:
+    """How far the two classes are apart; nothing when one of them is absent from the step."""
+    means = tally.means()
+    if "rewards/chosen" in means and "rewards/rejected" in means:
+        return {"rewards/margins": means["rewards/chosen"] - means["rewards/rejected"]}
+    return {}
 
 
 def load_rows(recipe: DPORecipe, policy: Policy, run: Run) -> tuple[list[Example], list[Example], int]:
@@ -161,15 +159,13 @@ def reference_point(recipe: DPORecipe, policy: Policy, examples: Sequence[Exampl
 
 @torch.no_grad()
 def evaluate(recipe: DPORecipe, policy: Policy, held_out: list[Example], reference: Tensor, run: Run, step: int) -> dict[str, float]:
-    """How far good and bad held-out answers are apart, logged with the prefix `eval_`."""
-    by_class: dict[bool, list[Tensor]] = {True: [], False: []}
+    """How far good and bad held-out answers are apart, logged with the prefix `eval_`. The reference point is taken as 0."""
+    tally = Tally()
     for part in micro_batches(held_out, recipe.tokens_per_micro_batch):
         packed = pack([held_out[i] for i in part], device=policy.device)
         sums = packed.sum_by_answer(policy.logprobs(packed))
-        rewards = (recipe.beta * (sums - reference[part].to(sums))).double()
-        labels = torch.tensor([bool(held_out[i].extra["label"]) for i in part])
-        for label in (True, False):
-            by_class[label].append(rewards[labels == label])
-    out = {f"eval_{name}": value for name, value in class_means(by_class).items()}
+        loss, metrics = kto_loss(sums, reference[part].to(sums), label_tensor(held_out, part), 0.0, beta=recipe.beta, total=len(held_out))
+        tally.add(loss, metrics)
+    out = {f"eval_{name}": value for name, value in {**tally.means(), **margin(tally)}.items()}
     run.log(step, out)
     return out

@@ -194,11 +194,12 @@ def fit(
             gap = difference[rows] @ weights - lead[rows]
             total += float(np.logaddexp(0, -gap).sum())  # -log s(gap), stable on both sides
             wrong = np.exp(-np.logaddexp(0, gap))  # 1 - s(gap)
-            weights = weights + learning_rate * (wrong @ difference[rows] / len(rows) - l2 * weights)
-        gap = difference @ weights
-        history.append(Epoch(epoch + 1, total / len(difference), float((gap > 0).mean()), float(gap.mean())))
+            with np.errstate(over="ignore", invalid="ignore"):  # told in words below
+                weights = weights + learning_rate * (wrong @ difference[rows] / len(rows) - l2 * weights)
         if not np.isfinite(weights).all():
             raise UserError(f"the weights are not finite after epoch {epoch + 1}", where="feature_learning_rate", remedy="Lower it.")
+        gap = difference @ weights
+        history.append(Epoch(epoch + 1, total / len(difference), float((gap > 0).mean()), float(gap.mean())))
         if on_epoch:
             on_epoch(history[-1])
     return LinearReward(tuple(names), weights, bias), history

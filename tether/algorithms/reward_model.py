@@ -54,7 +54,7 @@ def train(recipe: RewardRecipe, run: Run) -> dict[str, Any]:
                 duel = Duels.of([examples[i] for i in part], use_margin=recipe.margin)
                 loss, metrics = duel.loss(scores, center_coef=recipe.center_coef, total=total)
                 loss.backward()
-                tally.add(loss, metrics, tokens=packed.n_tokens)
+                tally.add(loss, metrics, tokens=len(packed.tokens))
             loop.end(tally)
             if held_out and loop.due(recipe.eval_steps):
                 evaluate(recipe, model, held_out, run, loop.step)
@@ -75,7 +75,7 @@ def load_comparisons(recipe: RewardRecipe, model: ScalarModel, run: Run) -> tupl
     """Training prompts, held-out prompts and the number of rows read. Whatever is dropped or cut is recorded by file and line."""
 
     def read(paths: str | list[str]) -> tuple[list[Example], int]:
-        loaded = preferences.load_rankings(paths)  # a pair is a ranking of two
+        loaded = preferences.load_comparisons(paths)
         run.say(f"read {len(loaded.rows)} rows from {', '.join(loaded.files)}: {loaded.shape}")
         loaded.enforce(recipe.on_bad_rows)
         encoded = encode_rankings(loaded, model.codec, max_length=recipe.max_length, truncation=recipe.truncation)

@@ -40,7 +40,7 @@ def train(recipe: SFTRecipe, run: Run) -> dict[str, Any]:
                 logps, stats = policy.logprobs(packed, stats=True)
                 loss = sft_loss(logps, total_tokens=total)
                 loss.backward()
-                tally.add(loss, tokens=packed.n_tokens)
+                tally.add(loss, tokens=len(packed.tokens))
                 _token_means(tally, stats, len(logps))
             loop.end(tally)
             if held_out and loop.due(recipe.eval_steps):
