@@ -214,14 +214,16 @@ def policy(b: Batch, params: dict[str, Any], values: Tensor | None = None) -> Ou
 
 def kl_in_loss(b: Batch, params: dict[str, Any]) -> Out:
     logp = b.leaf("policy_logps")
-    value = masked.reduce(kl.kl_penalty(logp, b["ref_logps"], b["mask"], params["kl_kind"]), b["mask"], params["aggregation"])
+    penalty = kl.kl_penalty(logp, b["ref_logps"], b["mask"], params["kl_kind"])
+    value = masked.reduce(penalty, b["mask"], params["aggregation"], norm_constant=params.get("norm_constant"))
     return {"value": value, "grad_policy_logps": gradient(value, logp)}
 
 
 def critic(b: Batch, params: dict[str, Any]) -> Out:
     values = b.leaf("values")
     shaped, advantages, returns = token_advantages(b, params)
-    loss, _ = value_loss(values, b["old_values"], returns, b["mask"], value_clip=params["value_clip"], mode=params["aggregation"])
+    options = {"mode": params["aggregation"], "norm_constant": params.get("norm_constant")}
+    loss, _ = value_loss(values, b["old_values"], returns, b["mask"], value_clip=params["value_clip"], **options)
     return {"shaped_rewards": shaped, "advantages": advantages, "returns": returns, "loss": loss, "grad_values": gradient(loss, values)}
 
 
