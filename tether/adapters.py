@@ -158,12 +158,13 @@ def fill(model: Any, tensors: Mapping[str, Tensor], adapter: str, *, where: Path
             where=str(where),
             remedy="Copy it again, or keep the settings it was trained with (lora.target_modules, lora.modules_to_save).",
         )
-    # An adapter with added tokens carries the base's embeddings along; nothing else may be in the file.
-    if foreign := sorted(n for n in tensors if n not in expected and n not in own):
+    # An adapter with added tokens carries the base's embeddings along, at times twice; nothing else may be in the file.
+    known = {*expected, *own, *(f"{n}.".replace(f".{adapter}.", ".").removesuffix(".") for n in own)}
+    if foreign := sorted(set(tensors) - known):
         raise UserError(
             f"{foreign[0]} has no place in this model", where=str(where), remedy="The adapter belongs to another model or settings."
         )
-    set_peft_model_state_dict(model, dict(tensors), adapter_name=adapter)
+    set_peft_model_state_dict(model, {n: t for n, t in tensors.items() if n in expected or n in own}, adapter_name=adapter)
 
 
 def _fit_vocabulary(base: Any, tensors: Mapping[str, Tensor], config: Any, tokenizer: Any, folder: Path) -> None:

@@ -61,23 +61,36 @@ def merge_adapter(adapter: str | Path, out: str | Path, *, dtype: torch.dtype | 
 def merge(model: Any, *, where: str) -> Any:
     """The base model with the adapter folded into its weights (the adapted model is used up)."""
     base = model.get_base_model()
-    _untie_if_adapted(base)
+    tied = base.config.get_text_config().tie_word_embeddings
+    if tied:
+        _give_output_its_own_weights(base)
     try:
         with quiet():
-            return model.merge_and_unload(safe_merge=True).eval()
+            merged: Any = model.merge_and_unload(safe_merge=True).eval()
     except (ValueError, TypeError) as error:
         raise UserError(f"the adapter cannot be merged: {first_line(error)}", where=where, remedy="Use the adapter as it is.") from error
+    if tied:
+        _settle_tie(merged)
+    return merged
 
 
-def _untie_if_adapted(base: Any) -> None:
-    """Give the output layer weights of its own when either embedding carries an adapter."""
+def _give_output_its_own_weights(base: Any) -> None:
+    """While an adapter is merged into the input or the output embeddings, the other must not change with it."""
     into, out = base.get_input_embeddings(), base.get_output_embeddings()
     if out is None or (type(into) is nn.Embedding and type(out) is nn.Linear):
         return
     shared, own = _plain(into).weight, _plain(out)
-    if own.weight.data_ptr() == shared.data_ptr():
+    if own.weight is shared:
         own.weight = nn.Parameter(shared.detach().clone(), requires_grad=False)
-    base.config.tie_word_embeddings = base.config.get_text_config().tie_word_embeddings = False
+
+
+def _settle_tie(merged: Any) -> None:
+    """Tied again if the embeddings are still one, and the config says what is so: it decides what a load does."""
+    into, out = merged.get_input_embeddings(), merged.get_output_embeddings()
+    same = out is None or torch.equal(into.weight, out.weight)
+    if same and out is not None:
+        out.weight = into.weight
+    merged.config.tie_word_embeddings = merged.config.get_text_config().tie_word_embeddings = same
 
 
 def _plain(module: Any) -> Any:
