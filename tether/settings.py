@@ -36,6 +36,10 @@ class Settings(BaseModel):
         """Names of the settings that were given; the others hold defaults."""
         return self._given
 
+    def __eq__(self, other: object) -> bool:
+        """Equal settings are equal, whichever of them were given and whichever are defaults."""
+        return type(self) is type(other) and isinstance(other, Settings) and self.model_dump() == other.model_dump()
+
     @classmethod
     def paths(cls) -> dict[str, FieldInfo]:
         """Every setting by its dotted path: `learning_rate`, `lora`, `lora.rank`, ..."""

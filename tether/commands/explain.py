@@ -12,7 +12,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from tether.config import Configured, configure, split_words
-from tether.recipe import RECIPES, SHEET, settings_of
+from tether.dpo_recipe import LOSS_NAMES, settings_of
+from tether.recipe import RECIPES
 
 Words = Annotated[
     list[str] | None,
@@ -69,7 +70,7 @@ def default_of(command: str, key: str, info: FieldInfo) -> str:
     """The default in words; for the settings of a loss, the default of each loss that has a place for it."""
     if command == "dpo":
         by_value: dict[float, list[str]] = {}
-        for loss in (*SHEET, "kto"):
+        for loss in LOSS_NAMES:
             if key in settings_of(loss):
                 by_value.setdefault(settings_of(loss)[key], []).append(loss)
         if by_value:
