@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tether.engines.kv import IMPLEMENTATION, Unsupported
 from tether.engines.runners import Entering, PlainRunner, Runner, SlotRunner
-from tether.engines.working_copy import Kind, working_copy
+from tether.engines.working_copy import Kind, can_pack, working_copy
 
 Precision = Literal["fp32", "bf16"]
 # What a model may raise when it is run in a way it was not written for.
@@ -42,7 +42,7 @@ class Fit:
 @torch.inference_mode()
 def fit(model: nn.Module, precision: Precision) -> Fit:
     """Probes `model`, which is left as it was."""
-    prompts = _probe_prompts(config_of(model).vocab_size, next(model.parameters()).device)
+    prompts = _probe_prompts(config_of(model).vocab_size)
     expected = _plain_scores(working_copy(model, "shared", "eager"), prompts)
     shared = SlotRunner(working_copy(model, "shared", IMPLEMENTATION))
     why = _cannot_use_slots(config_of(model)) or _differs(shared, prompts, expected, _tolerance(model))
@@ -55,8 +55,7 @@ def fit(model: nn.Module, precision: Precision) -> Fit:
         return Fit(False, "shared" if precision == "fp32" else "whole", notice, max(bytes_per_token, 1), beyond)
     if precision == "fp32":
         return Fit(True, "shared", None, bytes_per_token, beyond)
-    cast = ("packed", "cast", "whole")
-    kinds: list[Kind] = [k for k in cast if k != "packed" or next(model.parameters()).device.type == "cpu"]
+    kinds: list[Kind] = ["packed", "cast", "whole"] if can_pack(_device(model)) else ["cast", "whole"]
     problems = []
     for kind in kinds:
         runner = SlotRunner(working_copy(model, kind, IMPLEMENTATION), torch.bfloat16)
@@ -76,7 +75,7 @@ def config_of(model: Any) -> Any:
 # -- the probe ---------------------------------------------------------------------------------------------------------
 
 
-def _probe_prompts(vocabulary: int, device: torch.device) -> list[list[int]]:
+def _probe_prompts(vocabulary: int) -> list[list[int]]:
     generator = torch.Generator().manual_seed(0)  # of its own: the global random state is left alone
     return [torch.randint(1, vocabulary, (n,), generator=generator).tolist() for n in (17, 15)]
 
@@ -85,7 +84,7 @@ GIVEN = 5  # tokens of the longer probe that are its prompt, the other's has two
 
 
 def _plain_scores(model: Any, prompts: list[list[int]]) -> Tensor:
-    device = next(model.parameters()).device
+    device = _device(model)
     parts = []
     for prompt, given in zip(prompts, (GIVEN, GIVEN - 2), strict=True):
         logits = model(input_ids=torch.tensor([prompt], device=device), use_cache=False).logits[0]
@@ -94,7 +93,7 @@ def _plain_scores(model: Any, prompts: list[list[int]]) -> Tensor:
 
 
 def _slot_scores(runner: SlotRunner, prompts: list[list[int]]) -> Tensor:
-    runner.open(3, max(map(len, prompts)))
+    runner.open(3)
     first, second = prompts
     # Slots 1 and 2 share the second prompt; slot 2 is the one read.
     scores, _ = runner.step([], [], [Entering(first[:GIVEN], 0, 1, False), Entering(second[: GIVEN - 2], 1, 2, False)])
@@ -119,6 +118,10 @@ def _differs(runner: SlotRunner, prompts: list[list[int]], expected: Tensor, tol
     centred = expected - expected.mean(-1, keepdim=True)
     gap = float((found - expected).norm() / centred.norm().clamp(min=1e-12))
     return None if gap <= tolerance else f"slots and plain forward differ by {gap:.1e} of the scores' spread"
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
 
 
 def _tolerance(model: nn.Module) -> float:

@@ -53,10 +53,11 @@ class Block:
 
 
 class Slots:
-    """The store: `rows` sequences of at most `capacity` tokens each, for every attention module of a model."""
+    """The store for `rows` sequences, for every attention module of a model. `capacity` follows the longest of them:
+    a matrix read to its full length is read in place, while of a slice the kernels make a copy first."""
 
-    def __init__(self, rows: int, capacity: int, dtype: torch.dtype | None = None) -> None:
-        self.rows, self.capacity, self.dtype = rows, round_up(capacity), dtype
+    def __init__(self, rows: int, dtype: torch.dtype | None = None) -> None:
+        self.rows, self.capacity, self.dtype = rows, 0, dtype
         self.layers: dict[nn.Module, tuple[Tensor, Tensor]] = {}  # keys (rows, KH, D, capacity), values (rows, KH, capacity, D)
 
     def layer(self, module: nn.Module, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,6 +73,15 @@ class Slots:
         """Of one token of one sequence, over all layers."""
         return sum((k.shape[1] * k.shape[2] + v.shape[1] * v.shape[3]) * k.element_size() for k, v in self.layers.values())
 
+    def reserve(self, length: int, live: int) -> None:
+        """Room for sequences of `length` tokens; also gives room back once the longest is less than half of it."""
+        wanted = round_up(length)
+        if wanted > self.capacity or 2 * wanted < self.capacity:
+            self._resize(self.rows, round_up(length + length // 8), live)
+
+    def widen(self, rows: int, live: int) -> None:
+        self._resize(rows, self.capacity, live)
+
     def move(self, source: int, target: int, length: int) -> None:
         """Sequence of slot `source`, of `length` tokens, to slot `target`."""
         for keys, values in self.layers.values():
@@ -85,12 +95,13 @@ class Slots:
             keys[first : first + count, :, :, : k.shape[2]] = k
             values[first : first + count, :, : v.shape[1]] = v
 
-    def resize(self, rows: int, capacity: int, live: int, length: int) -> None:
-        """New buffers with the first `live` slots, of at most `length` tokens, carried over; one layer at a time."""
-        self.rows, self.capacity = rows, round_up(capacity)
+    def _resize(self, rows: int, capacity: int, live: int) -> None:
+        """New buffers with the first `live` slots carried over; one layer at a time, so that memory holds one layer twice."""
+        length = min(self.capacity, capacity)
+        self.rows, self.capacity = rows, capacity
         for module, (keys, values) in self.layers.items():
-            new_keys = keys.new_zeros(rows, *keys.shape[1:3], self.capacity)
-            new_values = values.new_zeros(rows, values.shape[1], self.capacity, values.shape[3])
+            new_keys = keys.new_zeros(rows, *keys.shape[1:3], capacity)
+            new_values = values.new_zeros(rows, values.shape[1], capacity, values.shape[3])
             new_keys[:live, :, :, :length] = keys[:live, :, :, :length]
             new_values[:live, :, :length] = values[:live, :, :length]
             self.layers[module] = new_keys, new_values
@@ -100,6 +111,7 @@ class Step:
     """One forward pass: `lengths[i]` tokens are stored for live sequence i before it; token i of the stream is its next."""
 
     def __init__(self, slots: Slots, lengths: Sequence[int], prompts: Sequence[Prompt], device: torch.device) -> None:
+        slots.reserve(max([n + 1 for n in lengths] + [p.end - p.start for p in prompts]), len(lengths))
         self.slots, self.n, self.prompts = slots, len(lengths), prompts
         self.kept: dict[nn.Module, tuple[Tensor, Tensor]] = {}
         self.rows = torch.arange(self.n, device=device)
@@ -132,14 +144,14 @@ class Step:
         key_heads = k.shape[0]
         keys[self.rows, :, :, self.lengths] = k.transpose(0, 1)
         values[self.rows, :, self.lengths] = v.transpose(0, 1)
-        q = q.transpose(0, 1).reshape(n, key_heads, heads // key_heads, -1)
-        grouped = out.view(n, key_heads, heads // key_heads, -1)
+        grouped = q.transpose(0, 1).reshape(n, key_heads, heads // key_heads, -1)
+        out = out.view(n, key_heads, heads // key_heads, -1)
         for i, block in enumerate(self.blocks):
             rows = slice(block.first, block.last)
             start, mask = self._mask(i, rules.window)
-            z = torch.matmul(q[rows], keys[rows, :, :, start : block.end]).to(torch.float32)  # (b, KH, G, L)
+            z = torch.matmul(grouped[rows], keys[rows, :, :, start : block.end]).to(torch.float32)  # (b, KH, G, L)
             p = torch.softmax(rules.bend(z).add_(mask), -1).to(values.dtype)
-            grouped[rows] = torch.matmul(p, values[rows, :, start : block.end])
+            out[rows] = torch.matmul(p, values[rows, :, start : block.end])
 
     def _mask(self, i: int, window: int | None) -> tuple[int, Tensor]:
         """First key that some sequence of block i may see, and what is added to its scores, (b, 1, 1, L)."""
@@ -208,11 +220,15 @@ def round_up(length: int) -> int:
 
 
 def _blocks(lengths: Sequence[int], capacity: int) -> list[Block]:
-    """Neighbouring sequences that read up to a common length, so that one long sequence does not set it for all."""
+    """Neighbouring sequences that read up to a common length, so that one long sequence does not set it for all.
+
+    Only a block of at most half the capacity is worth reading in part, as a part is copied before it is read.
+    """
     blocks: list[Block] = []
     for first in range(0, len(lengths), ROWS_PER_BLOCK):
         last = min(first + ROWS_PER_BLOCK, len(lengths))
-        end = min(capacity, round_up(max(lengths[first:last]) + 1))
+        needed = round_up(max(lengths[first:last]) + 1)
+        end = needed if 2 * needed <= capacity else capacity
         if blocks and blocks[-1].end == end:
             blocks[-1] = Block(blocks[-1].first, last, end)
         else:

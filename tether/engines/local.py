@@ -141,7 +141,7 @@ class LocalSampler:
         runner = self._runner_for(longest)
         budget = self._budget(longest, runner.device)
         rows = min(self.slots, budget // round_up(longest), sum(g.request.n for g in waiting))
-        runner.open(rows, longest)
+        runner.open(rows)
         live: list[_Live] = []
         done: list[Completion] = []
         try:
@@ -177,11 +177,11 @@ class LocalSampler:
 
     def _widen(self, runner: Runner, rows: int, live: list[_Live], group: _Group, budget: int) -> int:
         """More, shorter slots once the long sequences are done; only when it pays for moving the live ones."""
-        capacity = max([group.request.total] + [s.group.request.total for s in live])
-        possible = min(self.slots, budget // round_up(capacity))
+        longest = max([group.request.total] + [s.group.request.total for s in live])
+        possible = min(self.slots, budget // round_up(longest))
         if possible < rows * 5 // 4 + 1:
             return rows
-        runner.resize(possible, capacity, len(live), max(s.stored for s in live))
+        runner.widen(possible, len(live))
         return possible
 
     def _admit(self, runner: Runner, waiting: deque[_Group], live: list[_Live], rows: int) -> tuple[list[Entering], Tensor | None]:

@@ -33,8 +33,8 @@ class Runner(Protocol):
 
     device: torch.device
 
-    def open(self, rows: int, capacity: int) -> None: ...
-    def resize(self, rows: int, capacity: int, live: int, length: int) -> None: ...
+    def open(self, rows: int) -> None: ...
+    def widen(self, rows: int, live: int) -> None: ...
     def step(self, last: Sequence[int], lengths: Sequence[int], entering: Sequence[Entering]) -> tuple[Tensor, Any]:
         """Scores (n + g, V) after the last token of each live sequence and of each prompt; what was kept of the last prompt."""
         ...
@@ -51,16 +51,16 @@ class SlotRunner:
         self.model, self.dtype = model, dtype
         self.takes = frozenset(inspect.signature(model.forward).parameters)
         self.device = next(model.parameters()).device
-        self.slots = Slots(0, 0)
+        self.slots = Slots(0)
 
-    def open(self, rows: int, capacity: int) -> None:
-        self.slots = Slots(rows, capacity, self.dtype)
+    def open(self, rows: int) -> None:
+        self.slots = Slots(rows, self.dtype)
 
     def close(self) -> None:
-        self.slots = Slots(0, 0)
+        self.slots = Slots(0)
 
-    def resize(self, rows: int, capacity: int, live: int, length: int) -> None:
-        self.slots.resize(rows, capacity, live, length)
+    def widen(self, rows: int, live: int) -> None:
+        self.slots.widen(rows, live)
 
     def step(self, last: Sequence[int], lengths: Sequence[int], entering: Sequence[Entering]) -> tuple[Tensor, Any]:
         tokens, positions, ends, prompts = list(last), list(lengths), list(range(len(last))), []
@@ -99,14 +99,14 @@ class PlainRunner:
         self.device = next(model.parameters()).device
         self.states: dict[int, Any] = {}
 
-    def open(self, rows: int, capacity: int) -> None:
+    def open(self, rows: int) -> None:
         self.states = {}
 
     def close(self) -> None:
         self.states = {}
 
-    def resize(self, rows: int, capacity: int, live: int, length: int) -> None:
-        pass  # every cache grows by itself
+    def widen(self, rows: int, live: int) -> None:
+        pass  # every sequence has a cache of its own
 
     def step(self, last: Sequence[int], lengths: Sequence[int], entering: Sequence[Entering]) -> tuple[Tensor, Any]:
         rows: list[Tensor] = []

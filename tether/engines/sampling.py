@@ -20,6 +20,7 @@ from torch import Tensor
 from tether.errors import UserError
 
 CANDIDATES = 1024  # how many of the best tokens top-p and min-p look at before they look at the whole vocabulary
+CHUNK = 2**19  # scores drawn from at a time on CPU: float32 copies of them stay in cache
 BLOCK = 256  # the cumulative distribution is built from sums of this many tokens
 
 
@@ -81,6 +82,20 @@ def draw(logits: Tensor, settings: Sequence[Sampling], history: Sequence[Sequenc
     logits (n, V) of any type; history: prompt and completion so far, read only by rows with a repetition penalty;
     uniforms: one number in [0, 1) a row. Raises FloatingPointError naming the first row whose scores are not numbers.
     """
+    rows = CHUNK // logits.shape[1] + 1
+    if len(logits) > rows and logits.device.type == "cpu":
+        spans = [slice(start, start + rows) for start in range(0, len(logits), rows)]
+        parts = []
+        for span in spans:
+            try:
+                parts.append(_draw(logits[span], settings[span], history[span], uniforms[span]))
+            except FloatingPointError as error:
+                raise FloatingPointError(str(span.start + int(str(error)))) from None
+        return Drawn(*(torch.cat([getattr(p, f) for p in parts]) for f in ("tokens", "logps", "sampling_logps")))
+    return _draw(logits, settings, history, uniforms)
+
+
+def _draw(logits: Tensor, settings: Sequence[Sampling], history: Sequence[Sequence[int]], uniforms: Sequence[float]) -> Drawn:
     # Without filters the training distribution of a greedy row is the model at temperature 1.
     temperature = torch.tensor([s.temperature or 1.0 for s in settings], device=logits.device)
     z = logits.to(torch.float32)
