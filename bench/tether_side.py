@@ -25,7 +25,7 @@ def main() -> None:
     p.add_argument("--zero-head", action="store_true")
     a = p.parse_args()
 
-    from tether.config import resolve
+    from tether.recipe import RECIPES
     from tether.run import Run
 
     folder = Path(tempfile.mkdtemp())
@@ -38,12 +38,13 @@ def main() -> None:
     }  # fmt: skip
     if a.method == "sft":
         settings["train_on"] = "all"
-    recipe = resolve(a.method, settings)
+    recipe = RECIPES[a.method](**settings)
     run = Run.create(recipe.run, recipe)
     from tether.algorithms import dpo, reward_model, sft
 
     if a.method == "reward" and a.zero_head:
         import torch
+
         from tether.scalar import ScalarModel
 
         fresh = ScalarModel.from_recipe

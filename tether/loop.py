@@ -113,10 +113,16 @@ class Loop:
         self.progress.__exit__(kind, error, trace)
 
     def __iter__(self) -> Iterator[int]:
-        """Yields step numbers (0-based); after the last one the final state is on disk."""
+        """Yields step numbers (0-based). What is due after a step happens when its body is through, so that a checkpoint holds
+        all that the body kept in `state`; after the last step the final state is on disk."""
         while self.step < self.total_steps:
             self._began = time.perf_counter()
             yield self.step
+            if self.step % self.recipe.save_steps == 0 or self.step == self.total_steps:
+                self._save()
+            if self.interrupt.requested and self.step < self.total_steps:
+                self._save()
+                raise Interrupted(f"stopped at step {self.step} of {self.total_steps}; continue with: tether resume {self.run.folder}")
         self._save()
 
     def rows(self) -> list[int]:
@@ -130,7 +136,7 @@ class Loop:
         return [[rows[j] for j in part] for part in cut]
 
     def end(self, tally: Tally, extra: Mapping[str, float] | None = None) -> dict[str, float]:
-        """Clip and apply the update, log the step, save when due. Returns what was logged."""
+        """Clip and apply the update and log the step. Returns what was logged."""
         applied = self.update.apply(loss=tally.loss)
         self.state["num_tokens"] += tally.tokens
         seconds = time.perf_counter() - self._began
@@ -147,11 +153,6 @@ class Loop:
         self.run.log(self.step, metrics)
         self.trackers.log(self.step, metrics)
         self.progress.update(self.step, metrics)
-        if self.step % self.recipe.save_steps == 0 or self.step == self.total_steps:
-            self._save()
-        if self.interrupt.requested and self.step < self.total_steps:
-            self._save()
-            raise Interrupted(f"stopped at step {self.step} of {self.total_steps}; continue with: tether resume {self.run.folder}")
         return metrics
 
     def due(self, every: int | None) -> bool:

@@ -68,8 +68,8 @@ def train(recipe: DPORecipe, run: Run) -> dict[str, Any]:
                 tally.add(loss, metrics, tokens=len(packed.tokens))
                 order += part
             run.append("pairs.jsonl", loop.step + 1, pair_rows(tally, order, examples, alike))
-            metrics = loop.end(tally, watch.shares(tally))
-            loop.state["displacement"] = watch.update(run, metrics)
+            logged = loop.end(tally, watch.shares(tally))
+            loop.state["displacement"] = watch.update(run, logged)
             if held_out and loop.due(recipe.eval_steps):
                 evaluate(recipe, policy, held_out, reference, run, loop.step)
 
