@@ -75,7 +75,8 @@ def test_dpo_learns_the_preference_and_says_which_half_moved(train: Train) -> No
     steps = [m for m in run.metrics() if "loss" in m]
     assert steps[0]["loss"] == pytest.approx(0.693147, abs=1e-5)
     assert steps[0]["rewards/margins"] == pytest.approx(0.0, abs=1e-5)
-    assert summary["held_out"]["eval_rewards/accuracies"] == 1.0
+    assert steps[-1]["rewards/accuracies"] == 1.0
+    assert summary["held_out"]["eval_rewards/accuracies"] >= 0.8
     last = steps[-1]
     assert last["rewards/margins"] == pytest.approx(0.1 * (last["displacement/chosen"] - last["displacement/rejected"]), rel=1e-4)
     pairs = run.rows("pairs.jsonl")
