@@ -101,7 +101,7 @@ def _read_all(folders: Sequence[Path], name: str) -> tuple[dict[bytes, float], s
             if keys.shape != (len(sums), 16):
                 raise ValueError("keys and scores do not match")
             known.update(zip([bytes(k) for k in keys.numpy()], sums.tolist(), strict=True))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, KeyError, ValueError, SafetensorError) as error:
             complaint = f"the cache {folder / name} is broken and was made again: {error}"

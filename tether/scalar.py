@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from tether import adapters, models
 from tether import precision as arithmetic
 from tether.adapters import is_adapted
-from tether.batch import Example
 from tether.engine import Engine
 from tether.errors import UserError
 from tether.headed import classifier_class, set_pad_token
@@ -139,16 +138,19 @@ class ScalarModel:
 
     @torch.no_grad()
     def score_texts(self, texts: Sequence[tuple[Any, Any]], *, normalised: bool = False, tokens_per_micro_batch: int = 4096) -> list[float]:
-        """One number for each (prompt, answer), as text or messages, by this model's own tokenizer and template.
+        """One number for each (prompt, answer), by this model's own tokenizer; messages go through its template, text is plain.
 
         Token ids are refused: another model's ids mean other words here. `normalised` gives (score - mean) / std.
         """
-        examples = []
+        rendered = []
         for prompt, answer in texts:
             _refuse_ids(prompt)
             _refuse_ids(answer)
-            ids = self.codec.answer_ids(prompt, answer)
-            examples.append(Example(self.codec.prompt_ids(prompt), [ids], [[True] * len(ids)]))
+            rendered.append(self.codec.render_answers(prompt, [answer]))
+            for note in rendered[-1].notes:
+                if note.action == "drop":
+                    raise UserError(note.what, where=f"text {len(rendered)}", remedy=note.remedy)
+        examples = self.codec.examples(rendered)
         out = torch.zeros(len(examples))
         for part in micro_batches(examples, tokens_per_micro_batch):
             packed = pack([examples[i] for i in part], device=self.device)
