@@ -26,7 +26,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from tether.packing import Segment
 
 IMPLEMENTATION = "tether_segments"
-QUERIES_PER_TILE = 128  # a tile's scores stay in cache, and little is computed above the diagonal
+QUERIES_PER_TILE = 192  # small: little is computed above the diagonal; large: few calls; 128 to 256 measure the same on CPU
 _LOG2E = math.log2(math.e)
 
 
@@ -37,6 +37,11 @@ class Rules:
     scaling: float
     softcap: float | None = None
     window: int | None = None
+
+    @property
+    def query_factor(self) -> float:
+        """What queries are multiplied by beforehand, so that q.k needs no pass of its own: bits, or the argument of tanh."""
+        return self.scaling / self.softcap if self.softcap else self.scaling * _LOG2E
 
 
 @dataclass(frozen=True)
@@ -144,8 +149,9 @@ def attention(
     device = query.device.type
     compute = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else value.dtype
     k, v = key[0].to(compute), value[0].to(compute)
-    q = query[0].to(compute).unflatten(0, (len(k), -1)).transpose(1, 2)  # (key heads, N, group, D)
+    q = query[0].unflatten(0, (len(k), -1)).transpose(1, 2)  # (key heads, N, group, D)
     if dropout:
+        q = q.to(compute)
         return _with_dropout(q, k, v, s_aux, plan, rules, dropout)[None], None
     return SegmentAttention.apply(q, k, v, s_aux, plan, rules)[None], None
 
@@ -168,24 +174,25 @@ def _joined(x: Tensor, segment: Segment) -> Tensor:
 
 
 def _bits(queries: Tensor, keys: Tensor, tile: Tile, rules: Rules) -> tuple[Tensor, Tensor | None]:
-    """Scores over ln 2 as (key heads, queries, group, keys), at least float32; and their slope under a soft cap."""
+    """Scores over ln 2 as (key heads, queries, group, keys), at least float32; and the soft cap's slope 1 - tanh^2."""
     key_heads, n, group, dim = queries.shape
     z = torch.bmm(queries.reshape(key_heads, n * group, dim), keys.transpose(1, 2))
     z = z.to(torch.promote_types(z.dtype, torch.float32)).view(key_heads, n, group, -1)
     slope = None
     if rules.softcap:
-        bent = z.mul_(rules.scaling / rules.softcap).tanh_()
+        bent = z.tanh_()
         slope = 1 - bent * bent
         z = bent.mul_(rules.softcap * _LOG2E)
-    else:
-        z.mul_(rules.scaling * _LOG2E)
     if tile.bias is not None:
         z[..., z.shape[-1] - tile.bias.shape[-1] :] += tile.bias
     return z, slope
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, plan: Plan, rules: Rules) -> tuple[Tensor, Tensor]:
-    """q (key heads, N, group, D), k and v (key heads, N, D) -> out (N, heads, D), log2-sum-exp (key heads, N, group)."""
+    """q (key heads, N, group, D), k and v (key heads, N, D) -> out (N, heads, D), log2-sum-exp (key heads, N, group).
+
+    `q` comes multiplied by `rules.query_factor`, before it was rounded to the type of `k`.
+    """
     key_heads, n, group, _ = q.shape
     out = q.new_empty(n, key_heads, group, v.shape[-1])
     lse = q.new_empty(key_heads, n, group, dtype=torch.promote_types(q.dtype, torch.float32))
@@ -208,13 +215,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, plan: Plan, ru
 def attend_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, out: Tensor, lse: Tensor, plan: Plan, rules: Rules
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of `attend` by q, k, v (shaped as they are; k and v at least float32) and sinks."""
+    """Gradients of `attend` by the plain (not multiplied) queries, k, v and sinks; shaped as these are, at least float32."""
     key_heads, n, group, dim = q.shape
     wide = lse.dtype
     # delta_i = sum_j p_ij dp_ij = grad_i . out_i
     delta = (grad.to(wide) * out).sum(-1).view(n, key_heads, group).transpose(0, 1)
     grads = grad.view(n, key_heads, group, -1).transpose(0, 1)
-    dq = torch.empty_like(q, memory_format=torch.contiguous_format)
+    dq = torch.empty_like(q, dtype=wide, memory_format=torch.contiguous_format)
     dk, dv = torch.zeros_like(k, dtype=wide), torch.zeros_like(v, dtype=wide)
     for segment, tiles in plan.tiles(rules.window, q.device):
         keys, values = _joined(k, segment), _joined(v, segment)
@@ -230,7 +237,7 @@ def attend_backward(
             if slope is not None:
                 ds.mul_(slope)
             flat = (key_heads, -1, p.shape[-1])
-            narrow = ds.mul_(rules.scaling).to(q.dtype).view(flat)
+            narrow = ds.to(q.dtype).view(flat)
             dq[:, rows] = torch.bmm(narrow, near).view(key_heads, -1, group, dim)
             dnear = torch.bmm(narrow.transpose(1, 2), q[:, rows].reshape(key_heads, -1, dim))
             dfar = torch.bmm(p.to(q.dtype).view(flat).transpose(1, 2), g)
@@ -241,6 +248,9 @@ def attend_backward(
                 if cut:
                     total[:, segment.prompt_start + tile.first : segment.prompt_end] += part[:, :cut]
                 total[:, begin : tile.end] += part[:, cut:]
+    # ds is the gradient by the scores: scaling q.k, of whose q only query_factor * q is at hand.
+    dq.mul_(rules.scaling)
+    dk.mul_(rules.scaling / rules.query_factor)
     dsinks = None
     if sinks is not None:
         share = torch.exp2(sinks.to(wide).view(key_heads, 1, group) * _LOG2E - lse)
@@ -253,10 +263,11 @@ class SegmentAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, plan: Plan, rules: Rules) -> Tensor:
-        q = q.contiguous()
+        query_dtype = q.dtype
+        q = (q * rules.query_factor).to(k.dtype).contiguous()
         out, lse = attend(q, k, v, sinks, plan, rules)
         ctx.save_for_backward(q, k, v, sinks, out, lse)
-        ctx.plan, ctx.rules = plan, rules
+        ctx.plan, ctx.rules, ctx.query_dtype = plan, rules, query_dtype
         return out
 
     @staticmethod
@@ -264,7 +275,7 @@ class SegmentAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, sinks, out, lse = ctx.saved_tensors
         dq, dk, dv, dsinks = attend_backward(grad, q, k, v, sinks, out, lse, ctx.plan, ctx.rules)
-        return dq, dk.to(k.dtype), dv.to(v.dtype), dsinks, None, None
+        return dq.to(ctx.query_dtype), dk.to(k.dtype), dv.to(v.dtype), dsinks, None, None
 
 
 def _with_dropout(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, plan: Plan, rules: Rules, dropout: float) -> Tensor:

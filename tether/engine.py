@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -20,6 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tether.attention import IMPLEMENTATION, Plan, attending, recording_windows
 from tether.batch import Example
+from tether.block import Block, blocks_for
 from tether.casts import Casts
 from tether.head import Scores, token_logprobs
 from tether.packing import Packed, pack
@@ -51,16 +52,17 @@ class Engine:
         self.precision, self.gradient_checkpointing, self.train_dropout = precision, gradient_checkpointing, train_dropout
         # transformers shares one config between models built from it, and it remembers the attention implementation.
         memo: dict[int, Any] = {}
-        for module in model.modules():
-            if hasattr(module, "config"):
-                module.config = copy.deepcopy(module.config, memo)
         # Any: transformers' methods are not known to nn.Module, whose attributes type as Tensor or Module.
         whole: Any = model
-        self._causal: Any = whole.get_base_model() if hasattr(model, "get_base_model") else model
+        for module in whole.modules():
+            if hasattr(module, "config"):
+                module.config = copy.deepcopy(module.config, memo)
+        self._causal: Any = whole.get_base_model() if hasattr(whole, "get_base_model") else whole
         self._decoder: Any = self._causal.get_decoder()
         self._scores = _scores_of(self._causal.config)
         self._takes = frozenset(inspect.signature(self._decoder.forward).parameters)
         self._casts = Casts()
+        self._blocks: dict[nn.Module, Block] = {}
         self._path: Path = "packed"
         self.notice: str | None = None
         self._choose_path()
@@ -109,7 +111,9 @@ class Engine:
             hidden = self.hidden(packed)[packed.predict]  # (M, H)
             scores = Scores(self._scores.scale, self._scores.softcap, temperature)
         with self._running(None), self._autocast():
-            result = token_logprobs(hidden, head, packed.targets, scores, compute=self._compute_dtype(hidden), stats=stats, casts=self._casts)
+            result = token_logprobs(
+                hidden, head, packed.targets, scores, compute=self._compute_dtype(hidden), stats=stats, casts=self._casts
+            )
         if not stats:
             return result.logprobs
         return result.logprobs, {"entropy": result.entropy, "correct": result.correct}
@@ -145,8 +149,11 @@ class Engine:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_mode(self.model, train=self.train_dropout and torch.is_grad_enabled()))
             stack.enter_context(self._recomputable(plan))
-            if self.gradient_checkpointing and torch.is_grad_enabled():
-                stack.enter_context(_checkpointed(self._decoder, lambda: self._recomputable(plan)))
+            # The blocks know no dropout.
+            blocks = self._blocks if plan is not None and not self.train_dropout else {}
+            checkpointing = self.gradient_checkpointing and torch.is_grad_enabled()
+            again = (lambda: self._recomputable(plan)) if checkpointing else None
+            stack.enter_context(_layers_as(self._decoder, blocks, again))
             stack.enter_context(self._autocast())
             yield
 
@@ -173,12 +180,53 @@ class Engine:
             if why is None and not _windows(self._decoder.config) <= set(windows):
                 why = "it has a sliding window that its attention function is not told about"
         if why is None:
+            self._try_blocks(examples, expected, list(windows))
             return
         self.notice = f"{name} cannot be packed ({why}); rows are padded instead, which gives the same numbers more slowly."
         self._path = "padded"
         why = self._differs(examples, expected)
         if why is not None and self._has_head:
             self._path = "whole"
+
+    def _try_blocks(self, examples: list[Example], expected: Tensor, windows: list[int | None]) -> None:
+        """Use fused blocks for the layers that have one, if results, windows and a layer's gradients stay what they are."""
+        self._blocks = blocks_for(self._decoder, self._casts)
+        if not self._blocks:
+            return
+        with recording_windows() as seen:
+            why = self._differs(examples, expected)
+        if why is None and seen != windows:
+            why = "its fused layers have other sliding windows"
+        if why is None:
+            why = self._gradients_differ(pack(examples, device=self._device))
+        if why is not None:
+            self._blocks = {}
+            self.notice = f"{type(self._causal).__name__} runs without fused layers ({why}): the same numbers more slowly."
+
+    def _gradients_differ(self, packed: Packed) -> str | None:
+        """Gradients of one layer, fused and by plain autograd, by its input and its trainable parameters."""
+        layer: Any = next(iter(self._blocks))
+        plan = Plan(packed.segments)
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(1, len(packed.tokens), self._decoder.config.hidden_size, generator=generator)
+        x = x.to(self._device, self._decoder.dtype).requires_grad_()
+        inputs = [x, *(p for p in layer.parameters() if p.requires_grad)]
+        found = []
+        with torch.enable_grad(), self._recomputable(plan), _mode(layer, train=False):
+            rotary = self._decoder.rotary_emb(x, packed.positions[None])
+            for forward in (layer.forward, self._blocks[layer]):
+                y = forward(x, attention_mask=None, position_ids=packed.positions[None], position_embeddings=rotary)
+                found.append(torch.autograd.grad((y * torch.linspace(-1.0, 1.0, y.shape[-1], device=y.device)).sum(), inputs))
+        for plain, fused in zip(*found, strict=True):
+            gap, size = float((plain - fused).abs().max()), float(plain.abs().max())
+            if not gap <= self._tolerance * max(size, 1e-6):
+                return f"a layer's gradients differ by {gap / max(size, 1e-6):.1e}"
+        return None
+
+    @property
+    def _tolerance(self) -> float:
+        # Weights in half precision round differently whatever the path; a wrong path is wrong by the spread of the scores.
+        return 1e-4 if self._decoder.dtype in (torch.float32, torch.float64) else 5e-2
 
     def _plain_probe(self, examples: list[Example]) -> Tensor:
         """Log-probabilities by the model's own forward, a row at a time: no padding, no packing.
@@ -208,10 +256,8 @@ class Engine:
             return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
         finally:
             self.precision = precision
-        # Weights in half precision round differently whatever the path; a wrong path is wrong by the spread of the scores.
-        tolerance = 1e-4 if self._decoder.dtype in (torch.float32, torch.float64) else 5e-2
         gap = float((found - expected).abs().max())
-        if gap <= tolerance * max(1.0, float(expected.abs().max())):
+        if gap <= self._tolerance * max(1.0, float(expected.abs().max())):
             return None
         return f"its {self._path} and plain results differ by {gap:.1e}"
 
@@ -284,18 +330,25 @@ def _implementation(decoder: nn.Module, name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _checkpointed(decoder: nn.Module, again: Any) -> Iterator[None]:
-    """Layers recompute themselves in the backward pass. transformers' own switch does nothing in evaluation mode."""
+def _layers_as(decoder: nn.Module, blocks: dict[nn.Module, Block], again: Callable[[], Any] | None) -> Iterator[None]:
+    """Layers run as their block if they have one, and recompute themselves in the backward pass if there is an `again`.
 
-    def wrap(forward: Any) -> Any:
+    transformers' own switch for recomputation does nothing in evaluation mode, which is how dropout is kept off.
+    """
+
+    def recomputed(forward: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
+            assert again is not None
             return checkpoint(forward, *args, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), again()), **kwargs)
 
         return run
 
-    layers = [module for module in decoder.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers: list[nn.Module] = list(blocks)
+    if again is not None:
+        layers = [module for module in decoder.modules() if isinstance(module, GradientCheckpointingLayer)]
     for layer in layers:
-        layer.forward = wrap(layer.forward)
+        forward = blocks.get(layer, layer.forward)
+        layer.forward = forward if again is None else recomputed(forward)
     try:
         yield
     finally:
