@@ -155,7 +155,7 @@ def displacement(view: RunView, worst: int = 10) -> Section | None:
         ],
         title="Where the margin comes from",
         y_label="nats per answer, mean of the step's pairs",
-        caption="Below zero, the chosen answers have become less likely than they were under the reference.",
+        caption=halves_in_words(view),
         with_zero=True,
         wide=True,
     )
@@ -178,6 +178,17 @@ def displacement(view: RunView, worst: int = 10) -> Section | None:
         charts += similarity_chart(last)
         tables.append(worst_pairs(last, worst))
     return Section("Displacement: where the margin comes from", text, charts, tables)
+
+
+def halves_in_words(view: RunView) -> str:
+    chosen, rejected = view.late("displacement/chosen"), view.late("displacement/rejected")
+    if chosen is None or rejected is None:
+        return ""
+    return (
+        f"Over the last {plural(view.n_late, 'step')}: margin {signed(chosen - rejected)} = {signed(chosen)} from the chosen answers "
+        f"and {signed(-rejected)} from the rejected ones. Where the blue line is below zero, the answers that people chose have become "
+        "less likely than they were under the reference."
+    )
 
 
 def similarity_chart(pairs: Sequence[dict[str, Any]]) -> list[Chart]:
