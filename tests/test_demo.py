@@ -1,0 +1,192 @@
+"""The demo's world keeps its own rules, and the whole story runs from choices to the page."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tether.demo import story
+from tether.demo.sampled import Answered, Measure, lessons, measure
+from tether.demo.world import DemoData, choice_probability, length_cost, read_rows, sentiment, true_taste
+from tether.errors import UserError
+from tether.report import report_html
+from tether.stats import Interval
+
+DATA = DemoData.shipped()
+PAIRS = [*read_rows(DATA.pairs_train), *read_rows(DATA.pairs_test)]
+
+
+# The world --------------------------------------------------------------------------------------------------------------------
+
+
+def test_length_costs_beyond_forty_tokens() -> None:
+    """45 tokens are 5 too many: 5 x 0.04 = 0.2."""
+    assert [length_cost(n) for n in (1, 40)] == [0, 0]
+    assert math.isclose(length_cost(45), 0.2)
+    assert math.isclose(true_taste("", 65), -1.0)
+
+
+def test_people_follow_sentiment_and_lean_to_length() -> None:
+    """4 x 0.3 + 0.05 x 6 = 1.5; the length cost of 50 tokens plays no part."""
+    assert math.isclose(choice_probability(0.4, 50, 0.1, 44), 1 / (1 + math.exp(-1.5)))
+    assert math.isclose(choice_probability(0.4, 50, 0.1, 44) + choice_probability(0.1, 44, 0.4, 50), 1.0)
+
+
+def test_sentiment_tells_cheerful_from_gloomy() -> None:
+    assert sentiment("What a wonderful, happy day!") > 0.7
+    assert sentiment("It was horrible and sad.") < -0.5
+    assert sentiment("The table has four legs.") == 0
+
+
+# The shipped data -------------------------------------------------------------------------------------------------------------
+
+
+def test_shipped_data_has_its_size() -> None:
+    assert [len(read_rows(p)) for p in (DATA.pairs_train, DATA.pairs_test, DATA.prompts_test)] == [400, 100, 128]
+    assert sum(p.stat().st_size for p in (DATA.pairs_train, DATA.pairs_test, DATA.prompts_test)) < 600_000
+
+
+def test_training_and_held_out_prompts_are_apart() -> None:
+    def asked(path: Path) -> set[str]:
+        return {row["prompt"][0]["content"] for row in read_rows(path)}
+
+    assert len(asked(DATA.pairs_train)) == 400
+    assert len(asked(DATA.prompts_test)) == 128
+    assert not asked(DATA.pairs_train) & (asked(DATA.pairs_test) | asked(DATA.prompts_test))
+    assert all(p.endswith("Answer in one short sentence.") for p in asked(DATA.pairs_train) | asked(DATA.prompts_test))
+
+
+def test_shipped_choices_follow_the_worlds_rule() -> None:
+    for row in PAIRS:
+        for side in ("chosen", "rejected"):
+            assert math.isclose(row[f"{side}_sentiment"], sentiment(row[side][0]["content"]), abs_tol=1e-4)
+            assert 10 <= row[f"{side}_tokens"] <= 48
+        p = choice_probability(row["chosen_sentiment"], row["chosen_tokens"], row["rejected_sentiment"], row["rejected_tokens"])
+        assert math.isclose(p, row["choice_probability"], abs_tol=1e-4)
+
+
+def test_shipped_choices_are_as_noisy_as_the_rule_says() -> None:
+    """Of 500 choices, sum max(p, 1-p) are expected on the likelier side, give or take 3 standard deviations."""
+    likelier = sum(row["choice_probability"] > 0.5 for row in PAIRS)
+    best = [max(row["choice_probability"], 1 - row["choice_probability"]) for row in PAIRS]
+    assert abs(likelier - sum(best)) < 3 * math.sqrt(sum(p * (1 - p) for p in best))
+
+
+def test_shipped_answers_are_fit_to_print() -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+    try:
+        from make_demo_pairs import READABLE, UNWANTED  # type: ignore[import-not-found,unused-ignore]
+    finally:
+        sys.path.pop(0)
+    for row in PAIRS:
+        for side in ("chosen", "rejected"):
+            text = row[side][0]["content"]
+            assert not UNWANTED.search(text)
+            assert READABLE.match(text)
+
+
+# The measurement --------------------------------------------------------------------------------------------------------------
+
+
+def test_true_score_is_sentiment_less_the_cost_of_length() -> None:
+    """One answer 'good' (VADER 0.4404) of 10 tokens becomes one of 50: the true score falls by 10 x 0.04."""
+    before, after = [Answered("good", 10, True)] * 3, [Answered("good", 50, False)] * 3
+    found = measure(before, after, ([0.0] * 3, [1.0] * 3))
+    assert math.isclose(found["true"].before.value, 0.4404)
+    assert math.isclose(found["true"].gain.value, -0.4)
+    assert found["sentiment"].gain[:3] == (0, 0, 0)
+    assert found["length"].gain.value == 40
+    assert found["reward"].gain.value == 1
+
+
+def test_a_gain_is_paired_over_prompts() -> None:
+    """Prompts differ by 10, the gain by 0.1 at most: the interval knows the second only."""
+    before = [float(10 * i) for i in range(20)]
+    gain = Measure.of("m", "u", before, [x + 1 + 0.1 * (i % 2) for i, x in enumerate(before)]).gain
+    assert 0.99 < gain.low < gain.value < gain.high < 1.11
+
+
+def made(value: float, low: float, high: float) -> Measure:
+    one = Interval(0.0, 0.0, 0.0, 9)
+    return Measure("m", "u", one, one, Interval(value, low, high, 9))
+
+
+@pytest.mark.parametrize(
+    "felt, length, true, said, unsaid",
+    [
+        ((0.2, 0.1, 0.3), (20, 15, 25), (-0.4, -0.5, -0.3), "more cheerful.*longer.*got worse.*stand-in rises", "the people would agree"),
+        ((0.2, 0.1, 0.3), (0, -1, 1), (0.2, 0.1, 0.3), "more cheerful.*the people would agree", "longer|worse"),
+        ((0.1, -0.1, 0.3), (0, -1, 1), (0.1, -0.1, 0.3), "no change that stands out.*no clear change", "cheerful|longer"),
+        ((-0.2, -0.3, -0.1), (20, 15, 25), (-0.4, -0.5, -0.3), "it fell.*longer.*got worse", "cheerful"),
+    ],
+)
+def test_the_result_is_told_whatever_it_is(
+    felt: tuple[float, float, float], length: tuple[float, float, float], true: tuple[float, float, float], said: str, unsaid: str
+) -> None:
+    measures = {"sentiment": made(*felt), "length": made(*length), "true": made(*true), "reward": made(1, 0.5, 1.5)}
+    words = " ".join(f["text"] for f in lessons(measures, (0.1, 0.6), 128))
+    assert re.search(said, words)
+    assert not re.search(unsaid, words)
+
+
+# The story --------------------------------------------------------------------------------------------------------------------
+
+
+def test_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="not an empty folder"):
+        story.free_folder(str(tmp_path))
+
+
+def test_next_free_folder_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert story.free_folder(None) == Path("runs/demo")
+    for name in ("demo", "demo-2"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "x").touch()
+    assert story.free_folder(None) == Path("runs/demo-3")
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return story.tell(tmp_path_factory.mktemp("told") / "demo", tiny=True)
+
+
+def test_tiny_demo_goes_the_whole_road(told: Path) -> None:
+    comparison = json.loads((told / "comparison.json").read_text())
+    assert [m["name"] for m in comparison["measures"]] == ["Sentiment", "True score", "Length", "Reward model's score"]
+    for run in ("reward", "dpo"):
+        assert (told / run / "summary.json").is_file()
+        assert (told / run / "model" / "model.safetensors").is_file()
+        assert not (told / run / "checkpoints").exists()
+    held_out = json.loads((told / "reward" / "summary.json").read_text())["held_out"]
+    assert held_out["accuracy"]["n"] == story.TINY.test_pairs
+
+
+def test_tiny_demos_numbers_follow_from_its_samples(told: Path) -> None:
+    comparison = json.loads((told / "comparison.json").read_text())
+    rows = [json.loads(line) for line in (told / "samples.jsonl").read_text().splitlines()]
+    assert len(rows) == story.TINY.prompts
+    names = {"Sentiment": "sentiment", "True score": "true score", "Length": "tokens", "Reward model's score": "reward model"}
+    for m in comparison["measures"]:
+        before, after = ([row[side]["numbers"][names[m["name"]]] for row in rows] for side in ("before", "after"))
+        assert math.isclose(m["before"][0], sum(before) / len(before), abs_tol=1e-3)
+        assert math.isclose(m["gain"][0], sum(after) / len(after) - sum(before) / len(before), abs_tol=1e-3)
+        assert m["gain"][1] <= m["gain"][0] <= m["gain"][2]
+
+
+def test_tiny_demos_page_tells_all_three_parts(told: Path) -> None:
+    page = (told / "report.html").read_text()
+    for part in ("The result", "Preference optimisation (dpo)", "Reward model", "Where the margin comes from", "Answers before and after"):
+        assert part in page
+    assert page == report_html(told)
+
+
+def test_demo_writes_nothing_beside_the_package(told: Path) -> None:
+    assert {p.suffix for p in DATA.pairs_train.parent.iterdir()} == {".jsonl"}
+    assert (told / "data" / "pairs_train.jsonl").is_file()
