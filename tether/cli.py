@@ -33,7 +33,7 @@ class Entry:
 
 TRAIN, LOOK, MODELS = "Train", "Look and compare", "Data and models"
 COMMANDS: dict[str, Entry] = {
-    "demo": Entry("tether.demo.run:demo", "Comparisons in, a better model and the evidence out, on this machine.", TRAIN),
+    "demo": Entry("tether.demo.story:demo", "Comparisons in, a better model and the evidence out, on this machine.", TRAIN),
     "sft": Entry("tether.commands.train:sft", "Raise the likelihood of given answers.", TRAIN, "sft"),
     "reward": Entry("tether.commands.train:reward", "Learn from comparisons to give an answer one number.", TRAIN, "reward"),
     "dpo": Entry("tether.commands.train:dpo", "Learn from pairs of answers without a reward model (DPO and its family).", TRAIN, "dpo"),
