@@ -146,18 +146,11 @@ def _fit(example: Example, names: Sequence[str], max_length: int | None, truncat
     if truncation == "drop":
         words = f"{longest} tokens, max_length is {max_length}"
         return None, [Problem(source, "too_long", words, "Raise max_length, or set truncation=keep_start.", "drop")]
-    problems = [
-        Problem(
-            source,
-            "cut",
-            f"{n} + {len(answer)} tokens cut to {max_length}",
-            "Raise max_length to keep the whole; a cut answer has no end token.",
-            "truncate",
-            name,
-        )
-        for name, answer in zip(names, example.answers, strict=True)
-        if len(answer) > room
-    ]
+    cut = {name: len(answer) for name, answer in zip(names, example.answers, strict=True) if len(answer) > room}
+    # One problem per row, so that a count of problems is a count of rows.
+    words = f"{' and '.join(f'{n} + {size}' for size in cut.values())} tokens cut to {max_length}"
+    remedy = "Raise max_length to keep the whole; a cut answer has no end token."
+    problems = [Problem(source, "cut", words, remedy, "truncate", ", ".join(cut))]
     trained = [t[:room] for t in example.trained]
     if not all(any(t) for t in trained):
         words = f"within max_length {max_length} no token that the model wrote is left"

@@ -42,11 +42,7 @@ def _messages(fields: Fields, name: str) -> list[Conversation]:
 
 def _pair(fields: Fields, prompt_name: str, answer_name: str) -> list[Conversation]:
     prompt = fields.prompt(prompt_name)
-    raw = fields.text(answer_name)
-    if prompt_name == "prompt":
-        prompt, (completion,) = same_form(fields, prompt, raw)
-    else:
-        completion = assistant(raw) if isinstance(raw, str) else raw
+    prompt, (completion,) = same_form(fields, prompt_name, prompt, fields.text(answer_name))
     if is_blank(completion):
         raise BadRow("empty", "the answer is empty: nothing to learn but to stop", "Fill it in.", field=answer_name, action="drop")
     return [Conversation(None, prompt, completion, None, fields.source)]

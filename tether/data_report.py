@@ -95,7 +95,7 @@ class DataReport:
 
     def counts(self) -> dict[tuple[str, str], int]:
         """(action, kind) -> rows."""
-        return dict(Counter((p.action, p.kind) for p in self.problems))
+        return dict(Counter((action, kind) for action, kind, _ in {(p.action, p.kind, p.source) for p in self.problems}))
 
     def as_dict(self) -> dict[str, Any]:
         out = asdict(self)

@@ -59,7 +59,7 @@ def _made(fields: Fields, prompt: Text, completion: Text, label: bool, name: str
 
 def _labelled(fields: Fields, prompt_name: str, answer_name: str, label_name: str) -> list[Feedback]:
     prompt = fields.prompt(prompt_name)
-    prompt, (completion,) = same_form(fields, prompt, fields.answer(answer_name, prompt))
+    prompt, (completion,) = same_form(fields, prompt_name, prompt, fields.text(answer_name))
     return _made(fields, prompt, completion, as_label(fields, label_name), answer_name)
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from tether import rankings
 from tether.files import Loaded, Problem, Source
-from tether.messages import BadRow, Message, Text, has_assistant, is_blank, plain, shared_text, shared_turns, split_dialogue
+from tether.messages import BadRow, Message, Text, assistant, has_assistant, is_blank, plain, shared_text, shared_turns, split_dialogue
 from tether.rankings import Ranking
-from tether.shapes import PROMPT, Fields, Shape, comparable, contradictions, load_rows, same_form
+from tether.shapes import PROMPT, Fields, Shape, comparable, contradictions, load_rows, nearly, same_form
 
 __all__ = ["Preference", "Ranking", "load", "load_comparisons", "pairs"]
 
@@ -136,7 +136,7 @@ def _explicit(fields: Fields, prompt_name: str, chosen_name: str, rejected_name:
         if n:
             # Some data sets give the prompt again at the start of both answers.
             return _implicit_messages(fields, chosen, rejected, (chosen_name, rejected_name))
-    prompt, (chosen, rejected) = same_form(fields, prompt, chosen, rejected)
+    prompt, (chosen, rejected) = same_form(fields, prompt_name, prompt, chosen, rejected)
     _start_with_an_answer(chosen, rejected)
     return _checked(fields, prompt, chosen, rejected, (chosen_name, rejected_name))
 
@@ -192,9 +192,14 @@ def _both_dialogues(data: Any) -> bool:
     return isinstance(data["chosen"], str) and isinstance(data["rejected"], str) and split_dialogue(data["chosen"]) is not None
 
 
+def _no_hidden_prompt(data: Any) -> bool:
+    """A column `Prompt` or `promt` is a misspelling, not a row without a prompt."""
+    return nearly(PROMPT, data) is None
+
+
 def _sharegpt(fields: Fields, turns_name: str, chosen_name: str, rejected_name: str) -> list[Preference]:
-    prompt: Text = [*fields.system_turn(), *fields.messages(turns_name)]
-    prompt, (chosen, rejected) = same_form(fields, prompt, fields.answer(chosen_name, prompt), fields.answer(rejected_name, prompt))
+    prompt = [*fields.system_turn(), *fields.messages(turns_name)]
+    chosen, rejected = (assistant(a) if isinstance(a, str) else a for a in (fields.text(chosen_name), fields.text(rejected_name)))
     _start_with_an_answer(chosen, rejected)
     return _checked(fields, prompt, chosen, rejected, (chosen_name, rejected_name))
 
@@ -211,8 +216,7 @@ def _verdict(fields: Fields, prompt_name: str, one: str, other: str, verdict_nam
     if better == 0:
         raise BadRow("tie", words, "Ties write no pair.", field=verdict_name, action="drop")
     prompt = fields.prompt(prompt_name)
-    answers = (fields.answer(one, prompt), fields.answer(other, prompt))
-    prompt, (first, second) = same_form(fields, prompt, *answers)
+    prompt, (first, second) = same_form(fields, prompt_name, prompt, fields.text(one), fields.text(other))
     _start_with_an_answer(first, second)
     chosen, rejected, order = (first, second, (one, other)) if better == 1 else (second, first, (other, one))
     return _checked(fields, prompt, chosen, rejected, order)
@@ -268,7 +272,7 @@ PAIRS: list[Shape[Preference]] = [
     Shape("preference, ShareGPT", (("conversations",), BETTER, WORSE), _sharegpt),
     Shape("preference, explicit prompt", (PROMPT, BETTER, WORSE), _explicit),
     Shape("preference, Human/Assistant dialogues", (BETTER, WORSE), _dialogues, _both_dialogues),
-    Shape("preference, implicit prompt", (BETTER, WORSE), _implicit),
+    Shape("preference, implicit prompt", (BETTER, WORSE), _implicit, _no_hidden_prompt),
     *(
         Shape(f"two answers with {'votes (PandaLM)' if kind == 'votes' else 'a verdict'}", (PROMPT, (a,), (b,), names), _verdict)
         for a, b in SIDES

@@ -138,7 +138,7 @@ def _bytes(path: Path, digest: Digest) -> tuple[bytes, Problem | None]:
     unpacked: list[bytes] = []
     try:
         with gzip.open(path) as stream:
-            while chunk := stream.read(1 << 20):
+            while chunk := stream.read1(1 << 16):  # read() would give nothing of a damaged file
                 unpacked.append(chunk)
     except gzip.BadGzipFile as error:
         if not unpacked and content[:2] != b"\x1f\x8b":

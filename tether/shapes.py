@@ -22,6 +22,23 @@ T = TypeVar("T")
 # becomes a user message, because that is what such data sets hold.
 PROMPT = ("prompt", "instruction", "question", "problem", "input")
 SYSTEM = ("system", "system_prompt")
+# Columns with a meaning to some loader: they are no misspelling of another one's.
+KNOWN = {
+    *PROMPT,
+    "chosen",
+    "rejected",
+    "messages",
+    "conversations",
+    "completion",
+    "completions",
+    "output",
+    "answer",
+    "answers",
+    "solution",
+    "response",
+    "text",
+    "label",
+}
 
 
 @dataclass
@@ -99,13 +116,6 @@ class Fields:
         words = self.system()
         return [{"role": "system", "content": words}] if words else []
 
-    def answer(self, name: str, prompt: Text) -> Text:
-        """The answer to `prompt`, in the prompt's form: beside messages a string is an assistant turn."""
-        value = self.text(name)
-        if isinstance(value, str) and not isinstance(prompt, str):
-            return assistant(value)
-        return value
-
     def rest(self) -> dict[str, Any]:
         """Columns that were not read: carried along untouched."""
         return {k: v for k, v in self.row.data.items() if k not in self.used}
@@ -114,18 +124,30 @@ class Fields:
         self.warnings.append(Problem(self.source, kind, what, remedy, "warn", name))
 
 
-def same_form(fields: Fields, prompt: Text, *answers: Text) -> tuple[Text, list[Text]]:
-    """Prompt and answers all as strings or all as messages. A mix inside one row is read as messages, and said."""
+def same_form(fields: Fields, prompt_name: str, prompt: Text, *answers: Text) -> tuple[Text, list[Text]]:
+    """Prompt and answers all as strings or all as messages.
+
+    Where the prompt's own text became a user message (an instruction, or a system column beside it) string answers become
+    assistant turns. Where the row itself mixes messages and strings they do too, and a warning says so.
+    """
     if all(isinstance(t, str) for t in (prompt, *answers)):
         return prompt, list(answers)
-    if any(isinstance(t, str) for t in (prompt, *answers)):
-        fields.warn(
-            "mixed_forms",
-            "messages and plain text in one row: the text was read as a turn",
-            "Write all of them as messages.",
-        )
+    if len({isinstance(t, str) for t in (fields.row.data.get(prompt_name), *answers)}) > 1:
+        words = "messages and plain text in one row: the text was read as a turn"
+        fields.warn("mixed_forms", words, "Write all of them as messages.")
     asked = user(prompt) if isinstance(prompt, str) and prompt else prompt or []
     return asked, [assistant(a) if isinstance(a, str) else a for a in answers]
+
+
+def nearly(names: Sequence[str], data: Mapping[str, Any]) -> str | None:
+    """A column of the row that is none of ours, but almost one of `names`.
+
+    >>> nearly(["prompt"], {"Prompt": 1, "prompt_id": 2})
+    'Prompt'
+    """
+    others = {str(k).lower(): str(k) for k in data if k not in KNOWN}
+    near = [m for n in names for m in difflib.get_close_matches(n, others, n=1, cutoff=0.82)]
+    return others[near[0]] if near else None
 
 
 @dataclass(frozen=True)
@@ -201,14 +223,19 @@ def _described(kinds: Counter[str]) -> str:
 
 def _what_is_missing(row: Row, shapes: Sequence[Shape[Any]], usual: Shape[Any] | None) -> Problem:
     """The column that keeps this row from the file's usual shape, or from the nearest one; and the name it may be hiding under."""
-    shape = usual or min(shapes, key=lambda s: (len(s.missing(row.data)), -len(s.needs)))
+
+    def distance(shape: Shape[Any]) -> tuple[int, int]:
+        missing = shape.missing(row.data)
+        hidden = sum(nearly(group, row.data) is not None for group in missing)
+        return (len(missing) - hidden if missing else len(shape.needs)), len(missing) - len(shape.needs)
+
+    shape = usual if usual is not None and usual.missing(row.data) else min(shapes, key=distance)
     missing = shape.missing(row.data) or [shape.needs[-1]]
-    wanted = {n for group in shape.needs for n in group}
     for group in missing:
-        near = [m for n in group for m in difflib.get_close_matches(n, [k for k in row.data if k not in wanted], n=1, cutoff=0.7)]
-        if near:
-            remedy = f"Did you mean {group[0]!r} by {near[0]!r}? Rename it."
-            return Problem(row.source, "missing_column", f"the column {group[0]!r} is missing", remedy, "reject", group[0])
+        if near := nearly(group, row.data):
+            name = next(n for n in group if nearly([n], row.data))
+            remedy = f"Did you mean {name!r} by {near!r}? Rename it."
+            return Problem(row.source, "missing_column", f"the column {name!r} is missing", remedy, "reject", name)
     names = " and ".join(repr(group[0]) for group in missing)
     return Problem(
         row.source,
@@ -218,10 +245,6 @@ def _what_is_missing(row: Row, shapes: Sequence[Shape[Any]], usual: Shape[Any] |
         "reject",
         missing[0][0],
     )
-
-
-# Columns with a meaning to some loader: they are no misspelling of another one's.
-KNOWN = {"messages", "conversations", "completion", "completions", "output", "answer", "answers", "solution", "response", "text", "label"}
 
 
 def kind_of(data: Mapping[str, Any]) -> str | None:
@@ -241,8 +264,7 @@ def _refuse_foreign(row: Row, shapes: Sequence[Shape[Any]], noun: str) -> None:
     hopeless = all(len(s.missing(row.data)) == len(s.needs) for s in shapes)
     columns = ", ".join(map(str, row.data)) or "none"
     # A column that is nearly one of ours is a misspelling, reported row by row with the name that was meant.
-    wanted = {n for s in shapes for group in s.needs for n in group}
-    misspelt = any(difflib.get_close_matches(str(k), wanted, n=1, cutoff=0.8) for k in row.data if k not in wanted | KNOWN)
+    misspelt = any(nearly(group, row.data) for s in shapes for group in s.missing(row.data))
     if other and not misspelt:
         raise UserError(f"these rows are not {noun} (columns: {columns})", where=str(row.source), remedy=f"They look like {other}.")
     if hopeless and not misspelt:

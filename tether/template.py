@@ -84,8 +84,10 @@ class ChatTemplate:
         if full.count(ANSWER) != 1:
             raise UserError("it does not show the text of an assistant turn", where="chat template", remedy="Pass another one.")
         at = full.index(ANSWER)
-        # A template that ignores add_generation_prompt still has a header before each answer; it is never trained.
-        self.header = "" if opened != closed else full[len(closed) : at] if full.startswith(closed) else ""
+        # A template that ignores add_generation_prompt may still have a header before each answer; it is never trained. Mere
+        # blanks there belong to the answer: that is how such a model is asked, and what it then writes.
+        header = full[len(closed) : at] if opened == closed and full.startswith(closed) else ""
+        self.header = header if header.strip() else ""
         self.tail = full[at + len(ANSWER) :]
         pattern = _any_of(self.encoder.added | self.encoder.control)
         found = pattern.search(self.tail) if pattern else None
