@@ -12,6 +12,7 @@ Exponentials are of base 2: on CPU torch's exp2 is four times as fast as its exp
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
@@ -76,7 +77,7 @@ def _cuts(start: int, end: int) -> Iterator[tuple[int, int]]:
     """Even pieces of at most QUERIES_PER_TILE."""
     pieces = math.ceil((end - start) / QUERIES_PER_TILE)
     edges = [start + (end - start) * i // pieces for i in range(pieces + 1)]
-    yield from zip(edges[:-1], edges[1:], strict=True)
+    yield from itertools.pairwise(edges)
 
 
 def _tile(segment: Segment, start: int, end: int, window: int | None, triangle: Tensor) -> Tile:
