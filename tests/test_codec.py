@@ -321,10 +321,15 @@ def test_no_turn_is_lost_in_silence() -> None:
     assert "turn 2 (system)" in lost.problems[0].what
 
 
-def test_a_broken_template_is_refused_at_once() -> None:
-    for bad, words in [("{% for m in %}", "refuses"), ("{{ messages[0]['content'] }}", "does not show"), ("{{ nothing.there }}", "")]:
-        with pytest.raises(UserError, match=words or "template"):
-            Codec(toy.byte_tokenizer(bad))
+@pytest.mark.parametrize("bad, words", [("{% for m in %}", "refuses"), ("{{ messages[0]['content'] }}", "does not show")])
+def test_a_broken_template_is_refused_when_given_or_needed_and_never_by_plain_text(bad: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        Codec(toy.byte_tokenizer(), bad)
+    codec = Codec(toy.byte_tokenizer(bad))
+    assert codec.decode(codec.prompt_ids("Hi")) == "Hi"
+    assert codec.end_ids == {codec.tokenizer.eos_token_id}
+    with pytest.raises(UserError, match=words):
+        codec.prompt_ids([user("Hi")])  # type: ignore[list-item]
 
 
 def test_a_given_template_replaces_the_tokenizer_s_and_stays_in_it() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -460,6 +461,21 @@ def test_human_assistant_dialogues_load_with_their_shared_turns_as_prompt(tmp_pa
         assert row.chosen[0]["role"] == row.rejected[0]["role"] == "assistant"
         assert row.chosen != row.rejected
     assert all(p.action in ("drop", "warn") for p in found.problems)
+
+
+def documented() -> list[tuple[str, str]]:
+    """(kind, row) of every example line in docs/data.md."""
+    page = (Path(__file__).parents[1] / "docs/data.md").read_text()
+    blocks = re.findall(r"```json (\w+)\n(.*?)```", page, re.DOTALL)
+    return [(kind, line) for kind, block in blocks for line in block.strip().splitlines()]
+
+
+@pytest.mark.parametrize("kind, line", documented())
+def test_every_documented_row_loads_without_a_word(tmp_path: Path, kind: str, line: str) -> None:
+    module = {"preference": preferences, "feedback": feedback, "sft": conversations, "prompt": prompts}[kind]
+    found = loaded(tmp_path, module, json.loads(line))
+    assert found.problems == []
+    assert found.rows
 
 
 # -- the handed files --------------------------------------------------------------------------------------------------

@@ -39,7 +39,8 @@ class Rendered:
 
 
 class Codec:
-    """
+    """A tokenizer and its chat template, as the one way between words and token ids.
+
     `template`: Jinja text that replaces the tokenizer's own; it is written into the tokenizer, so that a saved model keeps it.
     Strings are plain text and see no template; messages go through it. Without any template a simple built-in one is used
     (`User: ...`, `Assistant: ...`), and `notice` says so.
@@ -61,13 +62,21 @@ class Codec:
         if template is not None:
             tokenizer.chat_template = template
         self._template: ChatTemplate | None = None
+        self._unusable: UserError | None = None  # why the template cannot be used; plain text does not need it
         if tokenizer.chat_template:
-            self._template = ChatTemplate(tokenizer, tokenizer.get_chat_template(), self.encoder)
+            try:
+                self._template = ChatTemplate(tokenizer, tokenizer.get_chat_template(), self.encoder)
+            except UserError as error:
+                if template is not None:
+                    raise
+                self._unusable = error
         self._more_ends = getattr(generation_config, "eos_token_id", None)
 
     @property
     def template(self) -> ChatTemplate:
         """The chat template; a tokenizer without one gets the built-in one, now and in what is saved."""
+        if self._unusable is not None:
+            raise self._unusable
         if self._template is None:
             start = "{{ bos_token }}" if self.encoder.start else ""
             self.encoder.end()

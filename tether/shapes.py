@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 from tether.errors import UserError
@@ -145,7 +146,12 @@ def nearly(names: Sequence[str], data: Mapping[str, Any]) -> str | None:
     >>> nearly(["prompt"], {"Prompt": 1, "prompt_id": 2})
     'Prompt'
     """
-    others = {str(k).lower(): str(k) for k in data if k not in KNOWN}
+    return _nearly(tuple(names), tuple(str(k) for k in data if k not in KNOWN))
+
+
+@lru_cache(maxsize=4096)  # rows of a file have the same columns, and comparing names is slow
+def _nearly(names: tuple[str, ...], columns: tuple[str, ...]) -> str | None:
+    others = {column.lower(): column for column in columns}
     near = [m for n in names for m in difflib.get_close_matches(n, others, n=1, cutoff=0.82)]
     return others[near[0]] if near else None
 

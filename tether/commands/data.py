@@ -94,7 +94,7 @@ def show_report(report: DataReport, console: Console, show: int = 3) -> None:
             table.add_row(name, str(spread.min), f"{spread.median:g}", f"{spread.p95:g}", str(spread.max))
         console.print(table)
     if report.too_long is not None:
-        console.print(f"{report.too_long} rows are longer than max_length {report.max_length}", highlight=False)
+        console.print(f"longer than max_length {report.max_length}: {report.too_long}", highlight=False)
     if bias := report.length_bias:
         pairs = ""
         if bias.better_longer is not None and bias.worse_longer is not None:
