@@ -242,6 +242,17 @@ def test_train_on_all_takes_everything_but_tool_turns() -> None:
     assert len(both.prompt) == 1
 
 
+def test_a_conversation_may_open_with_the_assistant(case: tuple[Codec, tuple[str, str], str]) -> None:
+    codec, (before, after), end = case
+    encoded = encode(codec, chat_row(said("Welcome."), user("Say a number."), said("Four.")))
+    if codec.tokenizer.chat_template in (toy.INST, toy.TURNS):  # they want a user first
+        assert [p.kind for p in encoded.problems] == ["template_refuses"]
+        return
+    (example,) = encoded.examples
+    assert same(codec, trained_text(codec, example), before + "Welcome." + after + end + before + "Four." + after + end)
+    assert example.prompt
+
+
 def test_tool_turns_are_context_and_never_trained() -> None:
     codec = Codec(toy.byte_tokenizer(toy.CHATML))
     row = chat_row(user("Use the tool."), said("call add(2,2)"), {"role": "tool", "content": "4"}, said("It is 4."))

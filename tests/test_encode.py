@@ -178,6 +178,23 @@ def test_a_conversation_cut_before_its_answer_is_dropped() -> None:
     assert (one.answers, one.trained) == ([whole.answers[0][:1]], [[True]])
 
 
+def test_a_template_that_does_not_suit_the_rows_is_refused_above_a_small_share() -> None:
+    codec = Codec(toy.byte_tokenizer(toy.TURNS, bos="<bos>"))
+    fine = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    refused = [{"role": "system", "content": "s"}, *fine]
+
+    def encoded(good: int, bad: int) -> Any:
+        made = [Conversation(t, None, None, None, Source("r", i)) for i, t in enumerate([fine] * good + [refused] * bad)]  # type: ignore[arg-type]
+        return encode_conversations(rows(*made), codec, max_length=None)
+
+    encoded(39, 1).enforce()
+    with pytest.raises(UserError, match="System role not supported") as error:
+        encoded(18, 4).enforce()
+    assert "4 of 22 rows" in str(error.value)
+    assert "r:18" in str(error.value)
+    encode(pair(50, 10, 80), max_length=40).enforce()  # too long for the limit that was asked for: counted, not refused here
+
+
 def test_prompts_are_encoded_alone_and_need_room_for_an_answer() -> None:
     found = rows(*(prompts.Prompt(words(n), Source("p", n), {"n": n}) for n in (3, 7, 8)))
     encoded = encode_prompts(found, WORDS, max_length=8)

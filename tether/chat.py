@@ -48,6 +48,20 @@ class Encoded:
     def counts(self) -> dict[str, int]:
         return dict(Counter(p.kind for p in self.problems))
 
+    def enforce(self, share: float = 0.05) -> None:
+        """Raise UserError when more than this share of the rows has nothing to train on for a reason that no length limit mends:
+        then the template does not suit the data, and a run on what is left would be another run than was meant."""
+        lost = {p.source: p for p in self.problems if p.action == "drop" and p.kind in UNSUITED}
+        rows = {e.source for e in self.examples} | {p.source for p in self.problems if p.action == "drop"}
+        if len(lost) > share * len(rows):
+            first = list(lost.values())[:3]
+            reasons = "\n  ".join(str(p) for p in first) + (f"\n  ... and {len(lost) - len(first)} more" if len(lost) > len(first) else "")
+            raise UserError(f"{len(lost)} of {len(rows)} rows have nothing to train on:\n  {reasons}")
+
+
+# Kinds of problems that say: the template and the rows do not go together.
+UNSUITED = frozenset({"no_answer", "template_refuses", "template_not_a_prefix", "turn_lost"})
+
 
 def encode_conversations(
     loaded: Loaded[Conversation],

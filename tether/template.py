@@ -88,6 +88,8 @@ class ChatTemplate:
         # blanks there belong to the answer: that is how such a model is asked, and what it then writes.
         header = full[len(closed) : at] if opened == closed and full.startswith(closed) else ""
         self.header = header if header.strip() else ""
+        asked_with = opened + self.header
+        self._before_words = full[len(asked_with) : at] if full.startswith(asked_with) else ""  # the template's own, part of an answer
         self.tail = full[at + len(ANSWER) :]
         pattern = _any_of(self.encoder.added | self.encoder.control)
         found = pattern.search(self.tail) if pattern else None
@@ -101,6 +103,10 @@ class ChatTemplate:
 
     def prompt(self, messages: Sequence[Message]) -> str:
         """What the model sees when it is asked to write the next turn."""
+        if not messages:
+            # transformers renders no empty conversation: take what stands before the words of one that opens with an answer.
+            alone = self.render([{"role": "assistant", "content": ANSWER}], opened=False)
+            return alone.partition(ANSWER)[0].removesuffix(self._before_words)
         return self.render(messages, opened=True) + self.header
 
     def answer(self, added: str) -> Piece:
