@@ -97,7 +97,7 @@ class Policy:
     def codec(self) -> Codec:
         from tether.chat import Codec
 
-        return Codec(self.tokenizer)
+        return Codec(self.tokenizer, generation_config=getattr(self.model, "generation_config", None))
 
     def logprobs(self, packed: Packed, temperature: float = 1.0, stats: bool = False) -> Any:
         """log pi of the trained tokens, (M,) float32; with `stats` as `Engine.logprobs`."""

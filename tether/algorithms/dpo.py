@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tether import preferences
-from tether.batch import Example, split_by_prompt
+from tether.batch import Example
 from tether.chat import encode_preferences
 from tether.displacement import DisplacementWatch, similarity
 from tether.files import Problem
@@ -30,7 +30,8 @@ from tether.policy import Policy
 from tether.recipe import DPORecipe
 from tether.reference import reference_logps
 from tether.run import Run
-from tether.startup import check_rows, check_start, record_problems
+from tether.startup import check_start
+from tether.training_rows import Rows, training_rows
 
 
 def train(recipe: DPORecipe, run: Run) -> dict[str, Any]:
@@ -42,11 +43,11 @@ def train(recipe: DPORecipe, run: Run) -> dict[str, Any]:
 
     # 1. The model, and the pairs as token ids: one prompt with two answers, chosen first.
     policy = Policy.from_recipe(recipe, run)
-    examples, held_out, n_read = load_pairs(recipe, policy, run)
-    check_rows(run, examples, n_read, what="pairs")
+    data = load_pairs(recipe, policy, run)
+    examples, held_out = data.train, data.held_out
 
     # 2. What the reference says of every answer, once.
-    reference = _reference(recipe, policy, [*examples, *held_out], run)
+    reference = _reference(recipe, policy, data.all, run)
     if reference is not None and recipe.reference == "start" and run.is_new:
         _check_margin_is_zero(run, policy, examples[:8], reference[:8])
 
@@ -81,24 +82,17 @@ def train(recipe: DPORecipe, run: Run) -> dict[str, Any]:
     return run.finish(summary)
 
 
-def load_pairs(recipe: DPORecipe, policy: Policy, run: Run) -> tuple[list[Example], list[Example], int]:
-    """Training pairs, held-out pairs and the number of rows read. Whatever is dropped or cut is recorded by file and line."""
-
-    def read(paths: str | list[str]) -> tuple[list[Example], int]:
-        loaded = preferences.load(paths)
-        run.say(f"read {len(loaded.rows)} rows from {', '.join(loaded.files)}: {loaded.shape}")
-        loaded.enforce(recipe.on_bad_rows)
-        encoded = encode_preferences(loaded, policy.codec, max_length=recipe.max_length, truncation=recipe.truncation)
-        kept, alike = drop_alike(encoded.examples, recipe.min_edit_distance)
-        record_problems(run, [*loaded.problems, *encoded.problems, *alike])
-        run.fingerprint(loaded.files, loaded.fingerprint)
-        return kept, len(loaded.rows)
-
-    examples, n_read = read(recipe.data)
-    if recipe.eval_data:
-        return examples, read(recipe.eval_data)[0], n_read
-    train_rows, held_out = split_by_prompt(examples, recipe.eval_fraction, recipe.seed)
-    return train_rows, held_out, n_read - len(held_out)
+def load_pairs(recipe: DPORecipe, policy: Policy, run: Run) -> Rows:
+    """Pairs as token ids: answers = [chosen, rejected]."""
+    options: Any = {"max_length": recipe.max_length, "truncation": recipe.truncation}
+    return training_rows(
+        recipe,
+        run,
+        preferences.load,
+        lambda rows: encode_preferences(rows, policy.codec, **options),
+        what="pairs",
+        refine=lambda examples: drop_alike(examples, recipe.min_edit_distance),
+    )
 
 
 def drop_alike(examples: Sequence[Example], min_edit_distance: float) -> tuple[list[Example], list[Problem]]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tether import feedback
-from tether.batch import Example, split_by_prompt
+from tether.batch import Example
 from tether.chat import encode_feedback
 from tether.errors import UserError
 from tether.loop import Loop, Tally
@@ -28,22 +28,22 @@ from tether.policy import Policy
 from tether.recipe import DPORecipe
 from tether.reference import reference_logps
 from tether.run import Run
-from tether.startup import check_rows, check_start, record_problems
+from tether.startup import check_start
+from tether.training_rows import Rows, training_rows
 
 
 def train(recipe: DPORecipe, run: Run) -> dict[str, Any]:
     """Run the recipe to its end, from wherever the run directory stands. Returns the summary, also written to the run."""
     # 1. The model, and the rows as token ids: one prompt with one answer, good or bad.
     policy = Policy.from_recipe(recipe, run)
-    examples, held_out, n_read = load_rows(recipe, policy, run)
-    check_rows(run, examples, n_read, what="rows")
+    data = load_rows(recipe, policy, run)
+    examples, held_out = data.train, data.held_out
     check_labels(recipe, examples, run)
 
     # 2. What the reference says of every answer, once.
     beside = Path(recipe.data if isinstance(recipe.data, str) else recipe.data[0])
-    everything = [*examples, *held_out]
     reference = reference_logps(
-        policy, everything, cache=recipe.cache_reference, beside=beside, tokens_per_micro_batch=recipe.tokens_per_micro_batch, say=run.say
+        policy, data.all, cache=recipe.cache_reference, beside=beside, tokens_per_micro_batch=recipe.tokens_per_micro_batch, say=run.say
     )
     if run.is_new:
         packed = pack(examples[:8], device=policy.device)
@@ -90,23 +90,10 @@ def margin(tally: Tally) -> dict[str, float]:
     return {}
 
 
-def load_rows(recipe: DPORecipe, policy: Policy, run: Run) -> tuple[list[Example], list[Example], int]:
-    """Training rows, held-out rows and the number of rows read. Whatever is dropped or cut is recorded by file and line."""
-
-    def read(paths: str | list[str]) -> tuple[list[Example], int]:
-        loaded = feedback.load(paths)
-        run.say(f"read {len(loaded.rows)} rows from {', '.join(loaded.files)}: {loaded.shape}")
-        loaded.enforce(recipe.on_bad_rows)
-        encoded = encode_feedback(loaded, policy.codec, max_length=recipe.max_length, truncation=recipe.truncation)
-        record_problems(run, [*loaded.problems, *encoded.problems])
-        run.fingerprint(loaded.files, loaded.fingerprint)
-        return encoded.examples, len(loaded.rows)
-
-    examples, n_read = read(recipe.data)
-    if recipe.eval_data:
-        return examples, read(recipe.eval_data)[0], n_read
-    train_rows, held_out = split_by_prompt(examples, recipe.eval_fraction, recipe.seed)
-    return train_rows, held_out, n_read - len(held_out)
+def load_rows(recipe: DPORecipe, policy: Policy, run: Run) -> Rows:
+    """Answers marked good or bad as token ids: one answer per example, its label in `extra`."""
+    options: Any = {"max_length": recipe.max_length, "truncation": recipe.truncation}
+    return training_rows(recipe, run, feedback.load, lambda rows: encode_feedback(rows, policy.codec, **options), what="rows")
 
 
 def check_labels(recipe: DPORecipe, examples: Sequence[Example], run: Run) -> None:

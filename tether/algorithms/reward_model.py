@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tether import preferences, stats
-from tether.batch import Example, split_by_prompt
+from tether.batch import Example
 from tether.chat import encode_rankings
 from tether.loop import Loop, Tally
 from tether.losses.reward_model import reward_model_loss
@@ -27,7 +27,7 @@ from tether.packing import micro_batches, pack
 from tether.recipe import RewardRecipe
 from tether.run import Run
 from tether.scalar import ScalarModel
-from tether.startup import check_rows, record_problems
+from tether.training_rows import Rows, training_rows
 
 
 def train(recipe: RewardRecipe, run: Run) -> dict[str, Any]:
@@ -39,8 +39,8 @@ def train(recipe: RewardRecipe, run: Run) -> dict[str, Any]:
 
     # 1. The model with a fresh scalar head, and the comparisons as token ids.
     model = ScalarModel.from_recipe(recipe, run)
-    examples, held_out, n_read = load_comparisons(recipe, model, run)
-    check_rows(run, examples, n_read, what="prompts with compared answers")
+    data = load_comparisons(recipe, model, run)
+    examples, held_out = data.train, data.held_out
 
     # 2. Steps.
     with Loop(recipe, run, model, n_rows=len(examples), title="reward") as loop:
@@ -71,23 +71,16 @@ def train(recipe: RewardRecipe, run: Run) -> dict[str, Any]:
     return run.finish(summary)
 
 
-def load_comparisons(recipe: RewardRecipe, model: ScalarModel, run: Run) -> tuple[list[Example], list[Example], int]:
-    """Training prompts, held-out prompts and the number of rows read. Whatever is dropped or cut is recorded by file and line."""
-
-    def read(paths: str | list[str]) -> tuple[list[Example], int]:
-        loaded = preferences.load_comparisons(paths)
-        run.say(f"read {len(loaded.rows)} rows from {', '.join(loaded.files)}: {loaded.shape}")
-        loaded.enforce(recipe.on_bad_rows)
-        encoded = encode_rankings(loaded, model.codec, max_length=recipe.max_length, truncation=recipe.truncation)
-        record_problems(run, [*loaded.problems, *encoded.problems])
-        run.fingerprint(loaded.files, loaded.fingerprint)
-        return encoded.examples, len(loaded.rows)
-
-    examples, n_read = read(recipe.data)
-    if recipe.eval_data:
-        return examples, read(recipe.eval_data)[0], n_read
-    train_rows, held_out = split_by_prompt(examples, recipe.eval_fraction, recipe.seed)
-    return train_rows, held_out, n_read - len(held_out)
+def load_comparisons(recipe: RewardRecipe, model: ScalarModel, run: Run) -> Rows:
+    """Prompts with two or more answers as token ids, their ranks in `extra`."""
+    options: Any = {"max_length": recipe.max_length, "truncation": recipe.truncation}
+    return training_rows(
+        recipe,
+        run,
+        preferences.load_comparisons,
+        lambda rows: encode_rankings(rows, model.codec, **options),
+        what="prompts with compared answers",
+    )
 
 
 def comparisons(example: Example) -> list[tuple[int, int]]:

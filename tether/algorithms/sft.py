@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tether import conversations
-from tether.batch import Example, split_by_prompt
+from tether.batch import Example
 from tether.chat import encode_conversations
 from tether.loop import Loop, Tally
 from tether.losses.sft import sft_loss
@@ -20,15 +20,15 @@ from tether.packing import micro_batches, pack
 from tether.policy import Policy
 from tether.recipe import SFTRecipe
 from tether.run import Run
-from tether.startup import check_rows, record_problems
+from tether.training_rows import Rows, training_rows
 
 
 def train(recipe: SFTRecipe, run: Run) -> dict[str, Any]:
     """Run the recipe to its end, from wherever the run directory stands. Returns the summary, also written to the run."""
     # 1. The model, and the rows as token ids.
     policy = Policy.from_recipe(recipe, run)
-    examples, held_out, n_read = load_rows(recipe, policy, run)
-    check_rows(run, examples, n_read, what="rows")
+    rows = load_rows(recipe, policy, run)
+    examples, held_out = rows.train, rows.held_out
 
     # 2. Steps.
     with Loop(recipe, run, policy, n_rows=len(examples), title="sft") as loop:
@@ -54,25 +54,10 @@ def train(recipe: SFTRecipe, run: Run) -> dict[str, Any]:
     return run.finish(summary)
 
 
-def load_rows(recipe: SFTRecipe, policy: Policy, run: Run) -> tuple[list[Example], list[Example], int]:
-    """Training rows, held-out rows and the number of rows read. Whatever is dropped or cut is recorded by file and line."""
-
-    def read(paths: str | list[str]) -> tuple[list[Example], int]:
-        loaded = conversations.load(paths)
-        run.say(f"read {len(loaded.rows)} rows from {', '.join(loaded.files)}: {loaded.shape}")
-        loaded.enforce(recipe.on_bad_rows)
-        encoded = encode_conversations(
-            loaded, policy.codec, max_length=recipe.max_length, truncation=recipe.truncation, train_on=recipe.train_on
-        )
-        record_problems(run, [*loaded.problems, *encoded.problems])
-        run.fingerprint(loaded.files, loaded.fingerprint)
-        return encoded.examples, len(loaded.rows)
-
-    examples, n_read = read(recipe.data)
-    if recipe.eval_data:
-        return examples, read(recipe.eval_data)[0], n_read
-    train_rows, held_out = split_by_prompt(examples, recipe.eval_fraction, recipe.seed)
-    return train_rows, held_out, n_read - len(held_out)
+def load_rows(recipe: SFTRecipe, policy: Policy, run: Run) -> Rows:
+    """Demonstrations as token ids: one answer per example."""
+    options: Any = {"max_length": recipe.max_length, "truncation": recipe.truncation, "train_on": recipe.train_on}
+    return training_rows(recipe, run, conversations.load, lambda rows: encode_conversations(rows, policy.codec, **options), what="rows")
 
 
 def _token_means(tally: Tally, stats: dict[str, torch.Tensor], tokens: int) -> None:
