@@ -124,6 +124,7 @@ class _Costs:
     def __init__(self, config: Any, size: Size, scores_only: bool, probe: bool, say: Callable[[str], None], notes: list[str]) -> None:
         self.config, self.size, self.scores_only, self.probe, self.say, self.notes = config, size, scores_only, probe, say, notes
         self._known: dict[str, Cost | None] = {}
+        self.process_bytes = float(psutil.Process().memory_info().rss)  # before the probe leaves anything behind
 
     def of(self, kind: Precision) -> Cost | None:
         if kind not in self._known:
@@ -233,7 +234,7 @@ def _memory(recipe: TrainRecipe, size: Size, kind: Precision, costs: _Costs, row
         held = recipe.batch_size * recipe.max_completion_length + recipe.batch_size // recipe.num_generations * longest
         why = f"keys and values while sampling, {size.kv_bytes_per_token:,} bytes a token"
         parts.append(Part("sampling", size.kv_bytes_per_token * held, why))
-    parts.append(Part("process", float(psutil.Process().memory_info().rss), "Python and its libraries, as now"))
+    parts.append(Part("process", costs.process_bytes, "Python and its libraries, as they are in this process"))
     return parts
 
 
@@ -254,37 +255,41 @@ def _changes(recipe: TrainRecipe, size: Size, kind: Precision, costs: _Costs, ro
     """Settings to turn, cheapest first, each on top of those before it, until the run fits."""
     changes: list[Change] = []
 
-    def need() -> float:
+    def need(recipe: TrainRecipe, size: Size, kind: Precision, rows: Rows | None) -> float:
         return sum(part.bytes for part in _memory(recipe, size, kind, costs, rows))
 
-    def enough(setting: str) -> bool:
-        changes.append(Change(setting, need()))
-        return changes[-1].bytes <= free
+    now = need(recipe, size, kind, rows)
 
-    before = need()
-    while recipe.tokens_per_micro_batch > 512 and need() > free:
-        recipe = recipe.replace(tokens_per_micro_batch=recipe.tokens_per_micro_batch // 2)
-    if need() < before and enough(f"tokens_per_micro_batch={recipe.tokens_per_micro_batch}"):
+    def turn(setting: str, recipe_: TrainRecipe, size_: Size, kind_: Precision, rows_: Rows | None) -> bool:
+        """Take the change if it lowers the need; say whether that is enough."""
+        nonlocal recipe, size, kind, rows, now
+        after = need(recipe_, size_, kind_, rows_)
+        if after < now:
+            recipe, size, kind, rows, now = recipe_, size_, kind_, rows_, after
+            changes.append(Change(setting, after))
+        return now <= free
+
+    smaller = recipe
+    while smaller.tokens_per_micro_batch > 512 and need(smaller, size, kind, rows) > free:
+        smaller = smaller.replace(tokens_per_micro_batch=smaller.tokens_per_micro_batch // 2)
+    if turn(f"tokens_per_micro_batch={smaller.tokens_per_micro_batch}", smaller, size, kind, rows):
         return changes
-    if not recipe.gradient_checkpointing:
-        recipe = recipe.replace(gradient_checkpointing=True)
-        if enough("gradient_checkpointing=true"):
-            return changes
+    if turn("gradient_checkpointing=true", recipe.replace(gradient_checkpointing=True), size, kind, rows):
+        return changes
     if not size.adapter:
-        recipe = recipe.replace(lora=LoraConfig())
-        size = size_of(config, recipe.lora, scores_only=isinstance(recipe, RewardRecipe), trust_remote_code=recipe.trust_remote_code)
-        if enough("lora={}"):
+        adapted = recipe.replace(lora=LoraConfig())
+        lighter = size_of(config, adapted.lora, scores_only=isinstance(recipe, RewardRecipe), trust_remote_code=recipe.trust_remote_code)
+        if turn("lora={}", adapted, lighter, kind, rows):
             return changes
-    if kind == "bf16":  # its copies of the weights take more than its smaller activations save
-        kind = "fp32"
-        if need() < changes[-1].bytes and enough("precision=fp32"):
-            return changes
-    while recipe.max_length > 128:
-        recipe = recipe.replace(max_length=recipe.max_length // 2)
-        rows = rows.cut(recipe.max_length) if rows else None
-        if need() <= free:
-            break
-    enough(f"max_length={recipe.max_length}")
+    # bfloat16 keeps smaller activations and a copy of the weights: which weighs more depends on the run.
+    other: Precision = "fp32" if kind == "bf16" else "bf16"
+    if turn(f"precision={other}", recipe.replace(precision=other), size, other, rows):
+        return changes
+    shorter, cut = recipe, rows
+    while shorter.max_length > 128 and need(shorter, size, kind, cut) > free:
+        shorter = shorter.replace(max_length=shorter.max_length // 2)
+        cut = cut.cut(shorter.max_length) if cut else None
+    turn(f"max_length={shorter.max_length}", shorter, size, kind, cut)
     return changes
 
 
@@ -309,9 +314,10 @@ def load_tokenizer(name: str | Path, *, trust_remote_code: bool = False) -> Any:
         name = fetch_smollm2()
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
-        from tether.gguf import load_gguf_tokenizer
+        from transformers import AutoTokenizer
 
-        return load_gguf_tokenizer(path)
+        with quiet():
+            return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     if (path / "adapter_config.json").exists() and not (path / "tokenizer_config.json").exists():
         from tether.adapters import find_base, read_adapter
 
