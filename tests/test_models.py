@@ -40,7 +40,8 @@ for folder in sys.argv[1:]:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     raw = b"".join(v.contiguous().view(torch.uint8).numpy().tobytes() for _, v in sorted(model.state_dict().items()))
     chat = tokenizer.apply_chat_template([{"role": "user", "content": "w7"}], tokenize=False)
-    print(hashlib.sha256(raw).hexdigest(), str(model.dtype), chat, model.generation_config.eos_token_id)
+    from tether.models import fingerprint
+    print(hashlib.sha256(raw).hexdigest(), str(model.dtype), fingerprint(model), chat, model.generation_config.eos_token_id)
 """
 
 
@@ -60,7 +61,7 @@ def test_saved_models_load_in_a_fresh_process_bit_for_bit_by_plain_transformers(
     chat = "user w7 </s> 2"
     expected = [(tied, "torch.float32"), (untied, "torch.float32"), (half, "torch.bfloat16")]
     for line, (model, dtype) in zip(lines, expected, strict=True):
-        assert line.split() == [weights_hash(model), dtype, *chat.split()]
+        assert line.split() == [weights_hash(model), dtype, fingerprint(model), *chat.split()]
 
 
 def test_tied_weights_are_stored_once_and_stay_tied(tmp_path: Path) -> None:
@@ -222,8 +223,6 @@ def test_a_fingerprint_names_the_content_and_nothing_else(tmp_path: Path) -> Non
     with torch.no_grad():
         moved.model.norm.weight[3] += 1e-7
     assert first != fingerprint(moved)
-    code = "from tether.models import *\nprint(fingerprint(load_model(sys.argv[1])[0]))"
-    assert fresh_process(code, str(tmp_path / "a")) == first
 
 
 # -- GGUF and SmolLM2 --------------------------------------------------------------------------------------------------

@@ -277,3 +277,40 @@ def test_a_saved_policy_is_the_policy(base: Path, tmp_path: Path) -> None:
     move(policy.parameters())
     policy.save(tmp_path / "out")
     assert torch.equal(Policy.load(tmp_path / "out", precision="fp32").logprobs(PACKED), policy.logprobs(PACKED))
+
+
+# -- from a recipe -----------------------------------------------------------------------------------------------------
+
+
+def test_a_recipe_decides_how_policy_and_reward_model_are_loaded_and_the_run_keeps_the_precision(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tether.errors import UserError
+    from tether.recipe import DPORecipe, RewardRecipe, SFTRecipe
+    from tether.run import Run
+    from tether.scalar import ScalarModel
+
+    monkeypatch.setattr(precision, "choose", lambda asked="auto": {"auto": "bf16"}.get(asked, asked))
+    (tmp_path / "t.jinja").write_text("{{ messages[0]['content'] }}")
+    common: dict[str, Any] = {"model": str(base), "data": "rows.jsonl", "trackers": []}
+    recipe = DPORecipe(**common, lora={"rank": 2}, chat_template=str(tmp_path / "t.jinja"))
+    with Run.create(tmp_path / "dpo", recipe) as run:
+        policy = Policy.from_recipe(recipe, run)
+        assert run.recorded("precision") == policy.precision == "bf16"
+        assert len(policy.parameters()) == 28
+        assert policy.tokenizer.chat_template == "{{ messages[0]['content'] }}"
+        assert not policy.engine.train_dropout
+        # The same run on a machine where the probe says otherwise goes on as it began.
+        monkeypatch.setattr(precision, "choose", lambda asked="auto": {"auto": "fp32"}.get(asked, asked))
+        assert Policy.from_recipe(recipe, run).precision == "bf16"
+    sft = SFTRecipe(**common, lora={"dropout": 0.1})
+    with Run.create(tmp_path / "sft", sft) as run:
+        assert Policy.from_recipe(sft, run).engine.train_dropout
+    missing = SFTRecipe(**common, chat_template="nowhere.jinja")
+    with Run.create(tmp_path / "missing", missing) as run, pytest.raises(UserError, match=r"nowhere\.jinja"):
+        Policy.from_recipe(missing, run)
+    reward = RewardRecipe(**common, heads=3, lcb=0.5)
+    with Run.create(tmp_path / "reward", reward) as run:
+        model = ScalarModel.from_recipe(reward, run)
+        assert (model.heads, model.lcb) == (3, 0.5)
+        assert run.recorded("precision") == model.precision

@@ -105,6 +105,20 @@ def test_gradients_are_cleared_by_an_applied_and_by_a_refused_step() -> None:
         assert update.parameters["w"].grad is None
 
 
+def test_an_applied_step_is_seen_by_whoever_keeps_copies_of_the_weights() -> None:
+    """Kept bfloat16 copies are told by a tensor's version that it has moved; a fused step alone would not count as one."""
+    update = Update(parameters(w=[1.0], unused=[1.0]), Settings(), 10)
+    versions = {n: p._version for n, p in update.parameters.items()}
+    pull(update, w=[1.0])
+    update.apply()
+    assert update.parameters["w"]._version > versions["w"]
+    assert update.parameters["unused"]._version == versions["unused"]
+    moved = update.parameters["w"]._version
+    pull(update, w=[math.nan])
+    update.apply()
+    assert moved == update.parameters["w"]._version
+
+
 # -- B05: what is not finite is not applied ----------------------------------------------------------------------------
 
 

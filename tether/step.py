@@ -130,6 +130,8 @@ class Update:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
+        # The fused optimiser leaves the version counters alone, and copies of weights in another type are kept by them.
+        torch.autograd.graph.increment_version([m for m in self.masters.values() if m.grad is not None])
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 if self.masters[name] is not parameter:
