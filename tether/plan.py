@@ -209,8 +209,8 @@ def free_memory() -> float:
 
 def _memory(recipe: TrainRecipe, size: Size, kind: Precision, costs: _Costs, rows: Rows | None) -> list[Part]:
     longest = rows.longest if rows else recipe.max_length
-    step = recipe.batch_size * (rows.tokens if rows else recipe.max_length)
-    tokens = int(max(longest, min(recipe.tokens_per_micro_batch, step)))
+    # The fullest micro-batch decides, so a step is taken to be of long rows.
+    tokens = max(longest, min(recipe.tokens_per_micro_batch, recipe.batch_size * longest))
     parts = [
         Part("weights", FLOAT * size.parameters, f"{size.parameters:,} parameters in float32"),
         Part("gradients", FLOAT * size.trainable, f"{size.trainable:,} trainable parameters in float32"),
