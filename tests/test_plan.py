@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from tests.tiny import save_tiny, tiny_config
-from tether import cli, plan, rows
+from tether import cli, plan, row_lengths
 from tether.commands.plan import plan_lines, size_lines
 from tether.engine import Engine
 from tether.errors import UserError
 from tether.plan_sizes import lora_share, needs, parse_parameters
 from tether.probe import Linear, kept_bytes, measure, random_model
 from tether.recipe import DPORecipe, GRPORecipe, LoraConfig, RewardRecipe, SFTRecipe
-from tether.rows import Rows
+from tether.row_lengths import RowLengths
 
-ROWS = Rows(count=100, tokens=20.0, longest=40, trained_share=0.5)
+ROWS = RowLengths(count=100, tokens=20.0, longest=40, trained_share=0.5)
 # vocabulary 100, hidden 32, intermediate 48, 2 layers, 4 heads of which 2 carry keys and values, tied embeddings
 LAYER = 32 * 32 * 2 + 32 * 16 * 2 + 32 * 48 * 3 + 2 * 32
 TOTAL = 100 * 32 + 2 * LAYER + 32
@@ -128,7 +128,7 @@ def test_rows_are_sampled_from_the_data(tiny: Path, tmp_path: Path) -> None:
     texts = [("w6 w7", "w8 w9 w10", "w11"), ("w6", "w8", "w11"), ("w7", "w8", "w11"), ("w9", "w8", "w11")]
     lines = [json.dumps({"prompt": prompt, "chosen": chosen, "rejected": rejected}) for prompt, chosen, rejected in texts]
     path.write_text("\n".join(lines))
-    found = rows.sample(DPORecipe(model=str(tiny), data=str(path)), plan.load_tokenizer(str(tiny)))
+    found = row_lengths.sample(DPORecipe(model=str(tiny), data=str(path)), plan.load_tokenizer(str(tiny)))
     assert found.count == 4
     assert found.longest == 2 + (3 + 1) + (1 + 1) or found.longest == 3 + (3 + 1) + (1 + 1)  # with or without a start mark
     assert 0 < found.trained_share < 1

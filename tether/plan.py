@@ -24,7 +24,7 @@ from tether.models import check_source, fetch_smollm2
 from tether.precision import Precision
 from tether.probe import Cost, measure
 from tether.recipe import DPORecipe, GRPORecipe, LoraConfig, RewardRecipe, TrainRecipe
-from tether.rows import Rows
+from tether.row_lengths import RowLengths
 
 FLOAT = 4
 PROJECTION = 64 * 2**20  # scores of one tile of the vocabulary, their gradient, and what is in passing
@@ -70,7 +70,7 @@ class Plan:
     memory: list[Part]
     free_bytes: float
     disk_bytes: float
-    rows: Rows | None = None
+    rows: RowLengths | None = None
     steps: int | None = None
     seconds_per_step: float | None = None
     scoring_seconds: float | None = None
@@ -93,7 +93,7 @@ class Plan:
         return self.steps * self.seconds_per_step + (self.scoring_seconds or 0.0)
 
 
-def plan(recipe: TrainRecipe, rows: Rows | None, *, probe: bool = True, say: Callable[[str], None] = print) -> Plan:
+def plan(recipe: TrainRecipe, rows: RowLengths | None, *, probe: bool = True, say: Callable[[str], None] = print) -> Plan:
     """Memory and time of a run. `rows` is what is known of its data; without it rows are taken to be half of max_length."""
     if recipe.model is None:
         raise UserError("no language model is trained, so there is nothing to plan", where="features")
@@ -207,7 +207,7 @@ def free_memory() -> float:
     return float(psutil.virtual_memory().available)
 
 
-def _memory(recipe: TrainRecipe, size: Size, kind: Precision, costs: _Costs, rows: Rows | None) -> list[Part]:
+def _memory(recipe: TrainRecipe, size: Size, kind: Precision, costs: _Costs, rows: RowLengths | None) -> list[Part]:
     longest = rows.longest if rows else recipe.max_length
     # The fullest micro-batch decides, so a step is taken to be of long rows.
     tokens = max(longest, min(recipe.tokens_per_micro_batch, recipe.batch_size * longest))
@@ -251,16 +251,18 @@ def _activations(recipe: TrainRecipe, size: Size, kind: Precision, costs: _Costs
     return tokens * (layer + rest + size.layers * size.hidden * FLOAT)  # one layer at a time, and each layer's input
 
 
-def _changes(recipe: TrainRecipe, size: Size, kind: Precision, costs: _Costs, rows: Rows | None, free: float, config: Any) -> list[Change]:
+def _changes(
+    recipe: TrainRecipe, size: Size, kind: Precision, costs: _Costs, rows: RowLengths | None, free: float, config: Any
+) -> list[Change]:
     """Settings to turn, cheapest first, each on top of those before it, until the run fits."""
     changes: list[Change] = []
 
-    def need(recipe: TrainRecipe, size: Size, kind: Precision, rows: Rows | None) -> float:
+    def need(recipe: TrainRecipe, size: Size, kind: Precision, rows: RowLengths | None) -> float:
         return sum(part.bytes for part in _memory(recipe, size, kind, costs, rows))
 
     now = need(recipe, size, kind, rows)
 
-    def turn(setting: str, recipe_: TrainRecipe, size_: Size, kind_: Precision, rows_: Rows | None) -> bool:
+    def turn(setting: str, recipe_: TrainRecipe, size_: Size, kind_: Precision, rows_: RowLengths | None) -> bool:
         """Take the change if it lowers the need; say whether that is enough."""
         nonlocal recipe, size, kind, rows, now
         after = need(recipe_, size_, kind_, rows_)

@@ -54,10 +54,10 @@ def plan(
 
     rows = None
     if known_data and recipe.model is not None:
-        from tether import rows as reading
+        from tether import row_lengths
 
         say("reading the data ...")
-        rows = reading.sample(recipe, planning.load_tokenizer(recipe.model, trust_remote_code=recipe.trust_remote_code))
+        rows = row_lengths.sample(recipe, planning.load_tokenizer(recipe.model, trust_remote_code=recipe.trust_remote_code))
     typer.echo("\n".join(plan_lines(planning.plan(recipe, rows, probe=probe, say=say))))
 
 

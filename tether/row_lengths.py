@@ -18,7 +18,7 @@ SAMPLE = 256
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowLengths:
     """A prompt counts once for all its answers, as it is computed once."""
 
     count: int
@@ -26,12 +26,12 @@ class Rows:
     longest: int  # of the sample
     trained_share: float  # of the tokens
 
-    def cut(self, max_length: int) -> Rows:
+    def cut(self, max_length: int) -> RowLengths:
         """The rows as a lower limit would leave them, roughly."""
         return replace(self, tokens=min(self.tokens, max_length), longest=min(self.longest, 2 * max_length))
 
 
-def sample(recipe: TrainRecipe, tokenizer: Any) -> Rows:
+def sample(recipe: TrainRecipe, tokenizer: Any) -> RowLengths:
     """Read the data as the run would, and encode at most `SAMPLE` rows spread over it."""
     template = Path(recipe.chat_template).read_text(encoding="utf-8") if recipe.chat_template else None
     loaded = _load(recipe)
@@ -44,13 +44,13 @@ def sample(recipe: TrainRecipe, tokenizer: Any) -> Rows:
     return of(examples, count)
 
 
-def of(examples: Sequence[Example], count: int) -> Rows:
+def of(examples: Sequence[Example], count: int) -> RowLengths:
     """
     >>> of([Example([1, 2], [[3], [4, 5]], [[True], [True, True]])], 10)
-    Rows(count=10, tokens=5.0, longest=5, trained_share=0.6)
+    RowLengths(count=10, tokens=5.0, longest=5, trained_share=0.6)
     """
     tokens = sum(e.n_tokens for e in examples)
-    return Rows(count, tokens / len(examples), max(e.n_tokens for e in examples), sum(e.n_trained for e in examples) / tokens)
+    return RowLengths(count, tokens / len(examples), max(e.n_tokens for e in examples), sum(e.n_trained for e in examples) / tokens)
 
 
 def _load(recipe: TrainRecipe) -> Loaded[Any]:
