@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import platform
 import time
@@ -65,8 +66,9 @@ def machine() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         values = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-        # Virtual machines hide the model name, the instruction set tells them apart.
-        return " ".join([values.get("model name", ""), values.get("model", ""), str(sorted(values.get("flags", "").split())[-12:])])
+        # Virtual machines hide the model's name; the instruction set tells them apart.
+        flags = " ".join(sorted((values.get("flags") or values.get("Features") or "").split()))
+        return f"{values.get('model name', platform.machine())} {hashlib.blake2b(flags.encode(), digest_size=4).hexdigest()}"
     except OSError:
         return f"{platform.machine()} {platform.processor()} {platform.node()}"
 
