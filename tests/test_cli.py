@@ -51,21 +51,23 @@ def test_help_of_a_training_command_lists_its_settings_without_torch(capsys: Any
         assert words in told
 
 
-@pytest.mark.slow
 def test_help_is_quick() -> None:
-    """The best of three, as the machine may be busy with other things."""
+    """Processor time, best of three: the clock on the wall also counts what else the machine does."""
 
     def seconds(*words: str) -> float:
+        def spent() -> float:
+            times = os.times()
+            return times.children_user + times.children_system
+
         best = 9.0
         for _ in range(3):
-            began = time.perf_counter()
+            before = spent()
             subprocess.run([sys.executable, *words], capture_output=True, check=True, cwd=ROOT)
-            best = min(best, time.perf_counter() - began)
+            best = min(best, spent() - before)
         return best
 
-    bare = seconds("-c", "pass")  # what Python itself takes on this machine at this moment
-    assert seconds("-c", "import tether") - bare < 0.3
-    assert seconds("-m", "tether", "--help") - bare < 0.5
+    assert seconds("-c", "import tether") < 0.3
+    assert seconds("-m", "tether", "--help") < 0.5
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from typing import Annotated, Any
 
 import typer
@@ -53,6 +54,7 @@ def train(command: str, words: list[str] | None, **flags: Any) -> None:
 
 def go(run: Run) -> None:
     """Run a run's own recipe to its end, from wherever its directory stands."""
+    warnings.filterwarnings("ignore", category=FutureWarning)  # between libraries; nothing that a user can act on
     recipe = run.recipe
     run.say(f"tether {run.command}: run directory {run.folder}, every setting in {run.folder / 'recipe.yaml'}")
     algorithm = importlib.import_module(ALGORITHMS[run.command])
