@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from tether import stats
 from tether.demo.world import FREE_TOKENS, length_cost, sentiment
 from tether.progress import Progress
-from tether.report.numbers import percent, signed
+from tether.report.numbers import measured, percent
 
 
 @dataclass(frozen=True)
@@ -110,30 +110,29 @@ def lessons(measures: Mapping[str, Measure], cut: tuple[float, float], n: int) -
     """The result in sentences, whatever it is."""
     felt, true, length, reward = (measures[k] for k in ("sentiment", "true", "length", "reward"))
 
-    def words(m: Measure, show: Callable[[float], str] = signed) -> str:
-        return f"{show(m.gain.value)}, 95 % interval {show(m.gain.low)} to {show(m.gain.high)}"
+    def words(m: Measure) -> str:
+        value, low, high = (measured(x, sign=True) for x in m.gain[:3])
+        return f"{value}, 95 % interval {low} to {high}"
 
     told = []
     if felt.clear > 0:
-        text = (
-            f"The answers became more cheerful: sentiment {felt.before.value:.2f} → {felt.after.value:.2f} ({words(felt)}) on {n} prompts "
-        )
+        text = f"The answers became more cheerful: sentiment {measured(felt.before.value)} → {measured(felt.after.value)} ({words(felt)}) on {n} prompts "
         told.append({"tone": "good", "text": text + "that training never saw. The model learnt what the people went by."})
     else:
-        text = f"Sentiment {felt.before.value:.2f} → {felt.after.value:.2f} ({words(felt)}) on {n} held-out prompts: "
+        text = f"Sentiment {measured(felt.before.value)} → {measured(felt.after.value)} ({words(felt)}) on {n} held-out prompts: "
         told.append({"tone": "watch", "text": text + ("it fell." if felt.clear < 0 else "no change that stands out from chance.")})
     if length.clear > 0:
-        text = f"They also became longer: {length.before.value:.0f} → {length.after.value:.0f} tokens ({words(length)}). "
+        text = f"They also became longer: {measured(length.before.value)} → {measured(length.after.value)} tokens ({words(length)}). "
         text += "Nobody wanted that, but people who choose lean a little to the longer answer, and the pairs hand it on."
         if cut[1] > cut[0] + 0.02:
             text += f" {percent(cut[1])} of the answers now run into the limit, before {percent(cut[0])}."
         told.append({"tone": "watch", "text": text})
     if true.clear < 0:
-        text = f"By what the people truly like the model got worse: {true.before.value:.2f} → {true.after.value:.2f} ({words(true)}). "
+        text = f"By what the people truly like the model got worse: {measured(true.before.value)} → {measured(true.after.value)} ({words(true)}). "
         text += "That is the lesson: whatever learns from choices learns the mistakes in them too."
         told.append({"tone": "watch", "text": text, "remedy": "Measure what you want apart from what you train on, and watch the length."})
     else:
-        text = f"True score {true.before.value:.2f} → {true.after.value:.2f} ({words(true)})"
+        text = f"True score {measured(true.before.value)} → {measured(true.after.value)} ({words(true)})"
         told.append(
             {
                 "tone": "good" if true.clear else "plain",

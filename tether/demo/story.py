@@ -86,12 +86,12 @@ def tell(folder: Path, *, tiny: bool = False, seed: int = 0) -> Path:
     prompts = [row["prompt"] for row in read_rows(data.prompts_test)]
     if not tiny:
         progress.say("The demo takes about five minutes on two cores. Four parts: reward model, DPO, answers, report.")
-    with timed(took, "Model"):
+    with timed(took, "fetching the model"):
         model = the_model(folder, data, tiny)
 
     # 1. A reward model from the choices.
     progress.say(f"\n1/4 A reward model learns from {size.reward_pairs} choices")
-    with timed(took, "Reward model"):
+    with timed(took, "reward model"):
         trained("reward", folder / "reward", reward_settings(model, data, size, seed))
 
     # 2. DPO from the same choices, without the reward model.
@@ -101,7 +101,7 @@ def tell(folder: Path, *, tiny: bool = False, seed: int = 0) -> Path:
 
     # 3. The same prompts before and after.
     progress.say(f"\n3/4 {len(prompts)} prompts that training never saw, answered before and after")
-    with timed(took, "Answers and scores"):
+    with timed(took, "answers and scores"):
         asked = {"max_new_tokens": size.max_new_tokens, "seed": seed}
         before = answer_prompts(model, prompts, title="answers before", **asked)
         after = answer_prompts(folder / "dpo" / "model", prompts, title="answers after", **asked)
@@ -218,13 +218,13 @@ def show(comparison: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from tether.report.numbers import number, signed
+    from tether.report.numbers import measured
 
     console = Console(highlight=False)
     table = Table("", "before", "after", "change", "95 % interval")
     for m in comparison["measures"]:
-        change, low, high = m["gain"]
-        table.add_row(m["name"], number(m["before"][0]), number(m["after"][0]), signed(change), f"{signed(low)} to {signed(high)}")
+        change, low, high = (measured(x, sign=True) for x in m["gain"])
+        table.add_row(m["name"], measured(m["before"][0]), measured(m["after"][0]), change, f"{low} to {high}")
     console.print(table)
     for finding in comparison["findings"]:
         console.print(f"- {finding['text']}", markup=False)

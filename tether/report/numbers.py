@@ -42,6 +42,20 @@ def signed(value: float, digits: int = 3) -> str:
     return f"+{number(value, digits)}" if value > 0 else number(value, digits)
 
 
+def measured(value: float, sign: bool = False) -> str:
+    """A measured mean: two decimals below 10, one from there on; what goes beyond is noise.
+
+    >>> measured(0.07684), measured(-0.129, sign=True), measured(33.4567), measured(26.4, sign=True), measured(0.001, sign=True)
+    ('0.08', '−0.13', '33.5', '+26.4', '0.00')
+    """
+    if not math.isfinite(value):
+        return number(value)
+    text = f"{value:.{2 if abs(value) < 10 else 1}f}"
+    if float(text) == 0:
+        return "0.00"
+    return ("+" if sign and value > 0 else "") + text.replace("-", "−")
+
+
 def percent(share: float) -> str:
     """
     >>> percent(0.614), percent(1.0), percent(0.0), percent(0.004)

@@ -15,7 +15,7 @@ from tether.errors import UserError
 from tether.report import curves
 from tether.report.charts import Chart, Estimate, calibration_chart, interval_chart
 from tether.report.findings import findings
-from tether.report.numbers import number, percent, plural, seconds, signed
+from tether.report.numbers import measured, number, percent, plural, seconds, signed
 from tether.report.view import Finding, Listing, RunView, Section, Table, is_number
 from tether.run import RECIPE
 
@@ -235,7 +235,7 @@ def compared_page(folder: Path) -> Page:
     rows = [json.loads(line) for line in samples.read_text(encoding="utf-8").splitlines()] if samples.is_file() else []
     result = Section("Before and after", told.get("text", []), charts, [table])
     made = [result, samples_section(rows, told.get("samples_shown", 3))]
-    timing = [(name, seconds(took)) for name, took in told.get("seconds", {}).items()]
+    timing = [(f"Time: {name}", seconds(took)) for name, took in told.get("seconds", {}).items()]
     first = Part("The result", [*[tuple(f) for f in told.get("facts", [])], *timing], said, [s for s in made if s is not None])
     return Page(told["title"], told.get("lead", ""), [first, *(run_part(view) for view in runs)])
 
@@ -246,15 +246,16 @@ def measures(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Chart], Table]:
     for row in rows:
         name, unit = row["name"], row["unit"]
         before, after, gain = row["before"], row["after"], row["gain"]
+        change, low, high = (measured(x, sign=True) for x in gain)
         charts.append(
             interval_chart(
                 [Estimate("before", before[0], before[1], before[2], 5), Estimate("after", after[0], after[1], after[2], 1)],
                 title=name,
                 x_label=unit,
-                caption=f"Change {signed(gain[0])}, 95 % interval {signed(gain[1])} to {signed(gain[2])}. {row.get('note', '')}".strip(),
+                caption=f"Change {change}, 95 % interval {low} to {high}.",
             )
         )
         clear = "rose" if gain[1] > 0 else "fell" if gain[2] < 0 else "no clear change"
-        lines.append([name, number(before[0]), number(after[0]), signed(gain[0]), f"{signed(gain[1])} to {signed(gain[2])}", clear])
+        lines.append([name, measured(before[0]), measured(after[0]), change, f"{low} to {high}", clear])
     header = ["measure", "before", "after", "change", "95 % interval of the change", ""]
     return charts, Table(header, lines, numeric=frozenset({1, 2, 3, 4}))
