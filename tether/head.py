@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tether.casts import Casts
 
-TILE_BYTES = 16 * 2**20  # float32 scores of one tile: several fit into a last-level cache
+TILE_BYTES = 8 * 2**20  # float32 scores of one tile: several fit into a last-level cache
 ROWS = 8192
 _LN2 = math.log(2.0)
 
@@ -32,20 +32,22 @@ class Scores:
     softcap: float | None = None  # Gemma 2
     temperature: float = 1.0
 
+    @property
+    def hidden_factor(self) -> float:
+        """What hidden states are multiplied by beforehand, so that scores need no pass of their own: bits, or tanh's argument."""
+        return self.scale / self.softcap if self.softcap else self.scale / self.temperature / _LN2
+
     def bits(self, z: Tensor) -> Tensor:
-        """(m, V) projection to scores over ln 2, at least float32; `z` may be overwritten."""
+        """(m, V) projection of multiplied hidden states to scores over ln 2, at least float32; `z` may be overwritten."""
         z = z.to(torch.promote_types(z.dtype, torch.float32))
-        if self.softcap:
-            return z.mul_(self.scale / self.softcap).tanh_().mul_(self.softcap / self.temperature / _LN2)
-        return z.mul_(self.scale / self.temperature / _LN2)
+        return z.tanh_().mul_(self.softcap / self.temperature / _LN2) if self.softcap else z
 
     def chain(self, grad: Tensor, bits: Tensor) -> Tensor:
-        """Gradient by the (natural) scores to gradient by the projection, in place; `bits` is overwritten too."""
+        """Gradient by the (natural) scores, times temperature / scale, to that by the projection; both may be overwritten."""
         if self.softcap:
             bent = bits.mul_(self.temperature * _LN2 / self.softcap)
             grad.mul_(bent.square_().neg_().add_(1.0))
-        factor = self.scale / self.temperature
-        return grad if factor == 1.0 else grad.mul_(factor)
+        return grad
 
 
 @dataclass
@@ -85,11 +87,12 @@ def token_logprobs(
 class _Tiles:
     """Scores of all (rows, slice of the vocabulary) tiles, in bits, with the targets' own scores put in exactly."""
 
-    def __init__(self, h: Tensor, w: Tensor, bias: Tensor | None, targets: Tensor, scores: Scores) -> None:
-        self.h, self.w, self.scores = h, w, scores
-        self.wide = torch.promote_types(h.dtype, torch.float32)
-        self.bias = None if bias is None else bias.to(self.wide)
-        own = torch.empty(len(targets), dtype=self.wide, device=h.device)
+    def __init__(self, hidden: Tensor, w: Tensor, bias: Tensor | None, targets: Tensor, scores: Scores) -> None:
+        self.w, self.scores = w, scores
+        self.wide = torch.promote_types(w.dtype, torch.float32)
+        self.h = h = (hidden.to(self.wide) * scores.hidden_factor).to(w.dtype)
+        self.bias = None if bias is None else bias.to(self.wide) * scores.hidden_factor
+        own = torch.empty(len(targets), dtype=self.wide, device=w.device)
         for rows in self.rows():
             own[rows] = (h[rows].to(self.wide) * w[targets[rows]].to(self.wide)).sum(-1)
         if self.bias is not None:
@@ -138,7 +141,7 @@ class _LinearHead(torch.autograd.Function):
         narrow: Tensor,
         result: TokenLogprobs,
     ) -> Tensor:
-        tiles = _Tiles(hidden.to(narrow.dtype), narrow, bias, targets, scores)
+        tiles = _Tiles(hidden, narrow, bias, targets, scores)
         top = tiles.own.new_full(tiles.own.shape, float("-inf"))  # highest score so far
         total = torch.zeros_like(top)  # sum of 2^(score - top)
         weighted = torch.zeros_like(top)  # sum of 2^(score - top) * score
@@ -166,7 +169,8 @@ class _LinearHead(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, narrow, lse = ctx.saved_tensors
-        tiles = _Tiles(hidden.to(narrow.dtype), narrow, bias, targets, ctx.scores)
+        tiles = _Tiles(hidden, narrow, bias, targets, ctx.scores)
+        factor = ctx.scores.scale / ctx.scores.temperature
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         dh = torch.zeros_like(hidden, dtype=tiles.wide) if need_hidden else None
         dw = torch.empty_like(weight) if need_weight else None
@@ -186,14 +190,16 @@ class _LinearHead(torch.autograd.Function):
                 if dh is not None:
                     dh[rows] += d @ narrow[first:last]
                 if dw is not None:
-                    part = d.t() @ tiles.h[rows]
+                    part = (d.t() @ tiles.h[rows]).to(dw.dtype)
                     if rows.start == 0:
-                        dw[first:last] = part
+                        torch.mul(part, factor / ctx.scores.hidden_factor, out=dw[first:last])
                     else:
-                        dw[first:last] += part
+                        dw[first:last].add_(part, alpha=factor / ctx.scores.hidden_factor)
         if dw is not None and not len(targets):
             dw.zero_()
-        return None if dh is None else dh.to(hidden.dtype), dw, db, None, None, None, None
+        if db is not None:
+            db.mul_(factor)
+        return None if dh is None else dh.mul_(factor).to(hidden.dtype), dw, db, None, None, None, None
 
 
 def _module_head(hidden: Tensor, lm_head: nn.Module, targets: Tensor, scores: Scores, result: TokenLogprobs) -> Tensor:
@@ -211,7 +217,7 @@ def _module_head(hidden: Tensor, lm_head: nn.Module, targets: Tensor, scores: Sc
             result.correct[rows] = own.detach() >= logp.detach().amax(-1)
         return own
 
-    size = max(16, 4 * TILE_BYTES // 4 // getattr(lm_head, "out_features", 65536))
+    size = max(16, 8 * TILE_BYTES // 4 // getattr(lm_head, "out_features", 65536))
     parts = []
     for start in range(0, len(targets), size):
         rows = slice(start, start + size)
