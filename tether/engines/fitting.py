@@ -50,7 +50,7 @@ def fit(model: nn.Module, precision: Precision) -> Fit:
     shared.close()
     beyond = _plain_beyond(config_of(model))
     if why is not None:
-        name = type(model.get_base_model() if hasattr(model, "get_base_model") else model).__name__
+        name = type(_base(model)).__name__
         notice = f"{name} cannot share a batch ({why}); its sequences are sampled one after the other, which is slower."
         return Fit(False, "shared" if precision == "fp32" else "whole", notice, max(bytes_per_token, 1), beyond)
     if precision == "fp32":
@@ -151,5 +151,8 @@ def _plain_beyond(config: Any) -> int | None:
 
 
 def _stock(model: Any) -> str:
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return "sdpa" if getattr(base, "_supports_sdpa", False) else "eager"
+    return "sdpa" if getattr(_base(model), "_supports_sdpa", False) else "eager"
+
+
+def _base(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -88,8 +88,8 @@ class _Live:
 class LocalSampler:
     """Samples from `model`; keep one, and call `refresh()` when the weights have changed.
 
-    `ends` is a tokenizer (its end token and those of the model's generation settings end a completion, and completions get
-    their text) or the end token ids themselves. `slots` is how many sequences are computed at once; `cache_tokens` bounds
+    `ends` is a tokenizer or a `Codec` (its end tokens and those of the model's generation settings end a completion, and
+    completions get their text), or the end token ids themselves. `slots` is how many sequences are computed at once; `cache_tokens` bounds
     the tokens kept for all of them, by default what half of the free memory holds; `prefill_tokens` bounds the prompt tokens
     of one step. `notice` says in words when the model takes the slow path.
     """
@@ -109,8 +109,8 @@ class LocalSampler:
         if slots < 1 or prefill_tokens < 1:
             raise ValueError(f"need at least one slot and one token to prefill, got {slots} and {prefill_tokens}")
         self.model, self.precision, self.slots, self.prefill_tokens = model, precision, slots, prefill_tokens
-        self.tokenizer = ends if hasattr(ends, "decode") else None
-        self.end_ids = frozenset(int(i) for i in ends) if self.tokenizer is None else end_ids(self.tokenizer, model)
+        self.tokenizer = getattr(ends, "tokenizer", ends) if hasattr(ends, "decode") else None
+        self.end_ids = end_ids(model, ends) if self.tokenizer is not None else frozenset(int(i) for i in ends)
         self._cache_tokens = cache_tokens
         self._fit: Fit = fit(model, precision)
         self._runners: dict[bool, Runner] = {}
@@ -118,6 +118,11 @@ class LocalSampler:
     @property
     def notice(self) -> str | None:
         return self._fit.notice
+
+    @property
+    def positions(self) -> int | None:
+        """How many tokens prompt and completion may have together, if the model says."""
+        return getattr(config_of(self.model), "max_position_embeddings", None)
 
     def refresh(self) -> None:
         """Take up the model's weights as they are now. (In float32 they are shared: nothing to do.)"""
@@ -268,8 +273,7 @@ class LocalSampler:
         if s.finish == "stop_string":
             # Cut in the text that has special tokens, as that is where the stop string was looked for.
             before = self._stopped(s) or ""
-            special = [t for t in getattr(self.tokenizer, "all_special_tokens", ())]
-            for token in special:
+            for token in getattr(self.tokenizer, "all_special_tokens", ()):
                 before = before.replace(token, "")
             return before
         return self._decode(s.tokens[:-1] if s.finish == "stop" else s.tokens, skip_special_tokens=True)
@@ -287,7 +291,7 @@ class LocalSampler:
         return self._runners[plain]
 
     def _check(self, requests: Sequence[Request]) -> None:
-        limit = getattr(config_of(self.model), "max_position_embeddings", None)
+        limit = self.positions
         vocabulary = getattr(config_of(self.model), "vocab_size", None)
         for i, request in enumerate(requests):
             where = f"request {i}"
@@ -327,11 +331,10 @@ def _forward(runner: Runner, live: Sequence[_Live], entering: Sequence[Entering]
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def end_ids(tokenizer: Any, model: Any) -> frozenset[int]:
-    """Every id that ends a completion: the tokenizer's, and those of the model's generation settings and config."""
-    sources = (tokenizer, getattr(model, "generation_config", None), config_of(model))
-    found: set[int] = set()
-    for source in sources:
+def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Every id that ends a completion: the tokenizer's (or codec's), and those of the model's generation settings and config."""
+    found: set[int] = set(getattr(tokenizer, "end_ids", ()))
+    for source in (tokenizer, getattr(model, "generation_config", None), config_of(model)):
         ids = getattr(source, "eos_token_id", None)
         found.update([ids] if isinstance(ids, int) else ids or [])
     return frozenset(found)
