@@ -25,6 +25,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from tether.packing import Segment
+from tether.workers import run_shares, workers
 
 IMPLEMENTATION = "tether_segments"
 QUERIES_PER_TILE = 192  # small: little is computed above the diagonal; large: few calls; 128 to 256 measure the same on CPU
@@ -56,14 +57,25 @@ class Tile:
     bias: Tensor | None  # (queries, 1, keys): -inf where a query must not look; covers the last keys, as many as it has
 
 
+Share = list[tuple[Segment, list[Tile]]]
+
+
 class Plan:
     """The segments of a stream cut into tiles, once for all layers that share a window."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self.segments = segments
-        self._tiles: dict[tuple[int | None, torch.device], list[tuple[Segment, list[Tile]]]] = {}
+        self._tiles: dict[tuple[int | None, torch.device], Share] = {}
+        self._shares: dict[tuple[int | None, torch.device, int], list[Share]] = {}
 
-    def tiles(self, window: int | None, device: torch.device) -> list[tuple[Segment, list[Tile]]]:
+    def shares(self, window: int | None, device: torch.device) -> list[Share]:
+        """The tiles in about equal shares of work, one for each worker."""
+        key = (window, device, workers(device))
+        if key not in self._shares:
+            self._shares[key] = _cut_by_work(self.tiles(window, device), workers(device))
+        return self._shares[key]
+
+    def tiles(self, window: int | None, device: torch.device) -> Share:
         key = (window, device)
         if key not in self._tiles:
             triangle = torch.full((QUERIES_PER_TILE, 1, QUERIES_PER_TILE), float("-inf"), device=device)
@@ -71,6 +83,21 @@ class Plan:
                 triangle[row, 0, : row + 1] = 0.0
             self._tiles[key] = [(s, [_tile(s, *ends, window, triangle) for ends in _cuts(s.start, s.end)]) for s in self.segments]
         return self._tiles[key]
+
+
+def _cut_by_work(tiles: Share, count: int) -> list[Share]:
+    total = sum((t.end - t.start) * (t.last - t.first) for _, part in tiles for t in part)
+    shares: list[Share] = [[] for _ in range(count)]
+    done = 0
+    for segment, part in tiles:
+        for tile in part:
+            work = (tile.end - tile.start) * (tile.last - tile.first)
+            share = shares[min(count - 1, (2 * done + work) * count // (2 * total))]
+            if not share or share[-1][0] is not segment:
+                share.append((segment, []))
+            share[-1][1].append(tile)
+            done += work
+    return [share for share in shares if share]
 
 
 def _cuts(start: int, end: int) -> Iterator[tuple[int, int]]:
@@ -174,11 +201,31 @@ def _joined(x: Tensor, segment: Segment) -> Tensor:
     return torch.cat([x[:, segment.prompt_start : segment.prompt_end], own], 1)
 
 
-def _bits(queries: Tensor, keys: Tensor, tile: Tile, rules: Rules) -> tuple[Tensor, Tensor | None]:
+class _Scratch:
+    """Buffers by name that a loop over tiles uses again and again: fresh ones would be paged in anew for every tile."""
+
+    def __init__(self) -> None:
+        self._flat: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def __call__(self, name: str, like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        size = math.prod(shape)
+        flat = self._flat.get((name, dtype))
+        if flat is None or flat.numel() < size:
+            flat = self._flat[name, dtype] = like.new_empty(size, dtype=dtype)
+        return flat[:size].view(shape)
+
+    def product(self, name: str, a: Tensor, b: Tensor) -> Tensor:
+        return torch.bmm(a, b, out=self(name, a, (a.shape[0], a.shape[1], b.shape[2]), a.dtype))
+
+    def cast(self, name: str, x: Tensor, dtype: torch.dtype) -> Tensor:
+        return x if x.dtype == dtype else self(name, x, tuple(x.shape), dtype).copy_(x)
+
+
+def _bits(queries: Tensor, keys: Tensor, tile: Tile, rules: Rules, scratch: _Scratch) -> tuple[Tensor, Tensor | None]:
     """Scores over ln 2 as (key heads, queries, group, keys), at least float32; and the soft cap's slope 1 - tanh^2."""
     key_heads, n, group, dim = queries.shape
-    z = torch.bmm(queries.reshape(key_heads, n * group, dim), keys.transpose(1, 2))
-    z = z.to(torch.promote_types(z.dtype, torch.float32)).view(key_heads, n, group, -1)
+    z = scratch.product("scores", queries.reshape(key_heads, n * group, dim), keys.transpose(1, 2))
+    z = scratch.cast("bits", z, torch.promote_types(z.dtype, torch.float32)).view(key_heads, n, group, -1)
     slope = None
     if rules.softcap:
         bent = z.tanh_()
@@ -197,19 +244,25 @@ def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, plan: Plan, ru
     key_heads, n, group, _ = q.shape
     out = q.new_empty(n, key_heads, group, v.shape[-1])
     lse = q.new_empty(key_heads, n, group, dtype=torch.promote_types(q.dtype, torch.float32))
-    for segment, tiles in plan.tiles(rules.window, q.device):
-        keys, values = _joined(k, segment), _joined(v, segment)
-        for tile in tiles:
-            z, _ = _bits(q[:, tile.start : tile.end], keys[:, tile.first : tile.last], tile, rules)
-            top = z.amax(-1)
-            p = z.sub_(top[..., None]).exp2_()
-            total = p.sum(-1)
-            if sinks is not None:  # a score that every query has besides its keys, and that carries no value
-                total += torch.exp2(sinks.to(lse.dtype).view(key_heads, 1, group) * _LOG2E - top)
-            mixed = torch.bmm(p.to(q.dtype).view(key_heads, -1, p.shape[-1]), values[:, tile.first : tile.last])
-            mixed = mixed.view(key_heads, tile.end - tile.start, group, -1)
-            out[tile.start : tile.end] = mixed.div_(total[..., None]).transpose(0, 1)
-            lse[:, tile.start : tile.end] = top + torch.log2(total)
+
+    def work(share: Share) -> None:
+        scratch = _Scratch()
+        for segment, tiles in share:
+            keys, values = _joined(k, segment), _joined(v, segment)
+            for tile in tiles:
+                z, _ = _bits(q[:, tile.start : tile.end], keys[:, tile.first : tile.last], tile, rules, scratch)
+                top = z.amax(-1)
+                p = z.sub_(top[..., None]).exp2_()
+                total = p.sum(-1)
+                if sinks is not None:  # a score that every query has besides its keys, and that carries no value
+                    total += torch.exp2(sinks.to(lse.dtype).view(key_heads, 1, group) * _LOG2E - top)
+                narrow = scratch.cast("narrow", p, q.dtype).view(key_heads, -1, p.shape[-1])
+                mixed = scratch.product("mixed", narrow, values[:, tile.first : tile.last])
+                mixed = mixed.view(key_heads, tile.end - tile.start, group, -1)
+                out[tile.start : tile.end] = mixed.div_(total[..., None]).transpose(0, 1)
+                lse[:, tile.start : tile.end] = top + torch.log2(total)
+
+    run_shares(work, plan.shares(rules.window, q.device))
     return out.view(n, key_heads * group, -1), lse
 
 
@@ -223,32 +276,45 @@ def attend_backward(
     delta = (grad.to(wide) * out).sum(-1).view(n, key_heads, group).transpose(0, 1)
     grads = grad.view(n, key_heads, group, -1).transpose(0, 1)
     dq = torch.empty_like(q, dtype=wide, memory_format=torch.contiguous_format)
-    dk, dv = torch.zeros_like(k, dtype=wide), torch.zeros_like(v, dtype=wide)
-    for segment, tiles in plan.tiles(rules.window, q.device):
-        keys, values = _joined(k, segment), _joined(v, segment)
-        prompt = segment.prompt_end - segment.prompt_start
-        for tile in tiles:
-            rows = slice(tile.start, tile.end)
-            near, far = keys[:, tile.first : tile.last], values[:, tile.first : tile.last]
-            z, slope = _bits(q[:, rows], near, tile, rules)
-            p = z.sub_(lse[:, rows, :, None]).exp2_()
-            g = grads[:, rows].reshape(key_heads, -1, grads.shape[-1])
-            ds = torch.bmm(g, far.transpose(1, 2)).to(wide).view(p.shape)
-            ds = ds.sub_(delta[:, rows, :, None]).mul_(p)
-            if slope is not None:
-                ds.mul_(slope)
-            flat = (key_heads, -1, p.shape[-1])
-            narrow = ds.to(q.dtype).view(flat)
-            dq[:, rows] = torch.bmm(narrow, near).view(key_heads, -1, group, dim)
-            dnear = torch.bmm(narrow.transpose(1, 2), q[:, rows].reshape(key_heads, -1, dim))
-            dfar = torch.bmm(p.to(q.dtype).view(flat).transpose(1, 2), g)
-            # Joined keys are two ranges of the stream: the prompt from `first` on, and the segment's own.
-            cut = max(0, prompt - tile.first)
-            begin = segment.start + max(0, tile.first - prompt)
-            for total, part in ((dk, dnear), (dv, dfar)):
-                if cut:
-                    total[:, segment.prompt_start + tile.first : segment.prompt_end] += part[:, :cut]
-                total[:, begin : tile.end] += part[:, cut:]
+    shares = plan.shares(rules.window, q.device)
+    # Shares may meet at a prompt's keys, so each has sums of its own.
+    dks = [torch.zeros_like(k, dtype=wide) for _ in shares]
+    dvs = [torch.zeros_like(v, dtype=wide) for _ in shares]
+
+    def work(numbered: tuple[int, Share]) -> None:
+        number, share = numbered
+        scratch = _Scratch()
+        for segment, tiles in share:
+            keys, values = _joined(k, segment), _joined(v, segment)
+            prompt = segment.prompt_end - segment.prompt_start
+            for tile in tiles:
+                rows = slice(tile.start, tile.end)
+                near, far = keys[:, tile.first : tile.last], values[:, tile.first : tile.last]
+                z, slope = _bits(q[:, rows], near, tile, rules, scratch)
+                p = z.sub_(lse[:, rows, :, None]).exp2_()
+                g = grads[:, rows].reshape(key_heads, -1, grads.shape[-1])
+                flat = (key_heads, -1, p.shape[-1])
+                dfar = torch.bmm(scratch.cast("narrow", p, q.dtype).view(flat).transpose(1, 2), g)
+                ds = scratch.cast("ds", scratch.product("gradient", g, far.transpose(1, 2)), wide).view(p.shape)
+                ds = ds.sub_(delta[:, rows, :, None]).mul_(p)
+                if slope is not None:
+                    ds.mul_(slope)
+                narrow = scratch.cast("narrow", ds, q.dtype).view(flat)
+                dq[:, rows] = torch.bmm(narrow, near).view(key_heads, -1, group, dim)
+                dnear = torch.bmm(narrow.transpose(1, 2), q[:, rows].reshape(key_heads, -1, dim))
+                # Joined keys are two ranges of the stream: the prompt from `first` on, and the segment's own.
+                cut = max(0, prompt - tile.first)
+                begin = segment.start + max(0, tile.first - prompt)
+                for total, part in ((dks[number], dnear), (dvs[number], dfar)):
+                    if cut:
+                        total[:, segment.prompt_start + tile.first : segment.prompt_end] += part[:, :cut]
+                    total[:, begin : tile.end] += part[:, cut:]
+
+    run_shares(work, list(enumerate(shares)))
+    dk, dv = dks[0], dvs[0]
+    for other_k, other_v in zip(dks[1:], dvs[1:], strict=True):
+        dk += other_k
+        dv += other_v
     # ds is the gradient by the scores: scaling q.k, of whose q only query_factor * q is at hand.
     dq.mul_(rules.scaling)
     dk.mul_(rules.scaling / rules.query_factor)
