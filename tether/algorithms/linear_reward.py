@@ -115,6 +115,9 @@ def train(recipe: RewardRecipe, run: Run) -> dict[str, Any]:
     for name, weight in model.named().items():
         run.say(f"  {name:<20} {weight:+.3f}")
     run.say(f"  {'bias':<20} {model.bias:+.3f}  (cannot move: it cancels in every difference of scores)")
+    told = sorted({max(1, len(epochs) * k // 4) for k in (1, 2, 3, 4)})
+    run.say("  loss " + ", ".join(f"{epochs[n - 1].loss:.3f} after {n}" for n in told) + " epochs")
+    run.say(f"  {round(epochs[-1].accuracy * len(pairs))} of {len(pairs)} pairs told apart")
     if epochs[-1].accuracy == 1 and recipe.feature_l2 == 0:
         words = "the pairs can be separated, so the weights grow with every epoch; set feature_l2 (0.01, say) to compare runs"
         run.note("separable_pairs", words)
