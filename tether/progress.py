@@ -70,7 +70,7 @@ class Progress:
         self._began = time.monotonic()
         # One bar at a time: a phase within a phase prints lines, which `say` places above the bar.
         if self.stream.isatty() and not _open:
-            self.bar = _bar(self.stream)
+            self.bar = _bar(self.stream, self.title, self.total)
             self.bar.start()
             self._task = self.bar.add_task(self.title, total=self.total, completed=self.start, numbers="", left="")
         _open.append(self)
@@ -87,7 +87,7 @@ class Progress:
         """`step` counts what is done, from `start`."""
         self._latest = (step, metrics or {})
         if self.bar is not None and self._task is not None:
-            self.bar.update(self._task, completed=step, numbers=describe(metrics or {}), left=self._time_left(step))
+            self.bar.update(self._task, completed=step, numbers=describe(metrics or {}, limit=3), left=self._time_left(step))
             return
         now = time.monotonic()
         first = self._last_line is None
@@ -134,16 +134,18 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-def _bar(stream: TextIO) -> RichProgress:
+def _bar(stream: TextIO, title: str, total: int | None) -> RichProgress:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as RichProgress
+    from rich.table import Column
 
+    # On a narrow terminal the numbers give way, never the count or the time left.
     columns = [
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[numbers]}"),
-        TextColumn("[dim]{task.fields[left]}"),
+        TextColumn("{task.description}", table_column=Column(no_wrap=True, min_width=len(title))),
+        BarColumn(bar_width=10, table_column=Column(min_width=10)),
+        MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=2 * len(str(total or 0)) + 1)),
+        TextColumn("[dim]{task.fields[left]}", table_column=Column(no_wrap=True, min_width=11)),
+        TextColumn("{task.fields[numbers]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
     ]
     return RichProgress(*columns, console=Console(file=stream))
