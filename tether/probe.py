@@ -40,8 +40,8 @@ class Linear:
     def through(cls, shallow: tuple[float, float], deep: tuple[float, float], extra_layers: int, few: int, many: int) -> Linear:
         """From values at (few, many) tokens for a model of one layer and for one with `extra_layers` more.
 
-        >>> Linear.through((13.0, 23.0), (16.0, 36.0), 1, 1, 2)
-        Linear(layer_fixed=0.0, layer_slope=7.0, rest_fixed=0.0, rest_slope=10.0)
+        >>> Linear.through((10.0, 15.0), (13.0, 20.0), 1, 1, 2)
+        Linear(layer_fixed=1.0, layer_slope=2.0, rest_fixed=4.0, rest_slope=3.0)
         """
         layer = [max(0.0, (d - s) / extra_layers) for s, d in zip(shallow, deep, strict=True)]
         rest = [max(0.0, s - own) for s, own in zip(shallow, layer, strict=True)]
