@@ -102,7 +102,7 @@ class Loop:
             self.run.note("resumed", f"continued from step {self.step}")
         self.run.truncate(self.step)
         self.first_step = self.step
-        self.progress = Progress(self.total_steps, self.title, start=self.step).__enter__()
+        self.progress = Progress(self.total_steps, self.title, start=self.step, every=self.recipe.log_every).__enter__()
         self.trackers = Trackers(self.recipe.trackers, self.run)
         self.interrupt = Interrupt().__enter__()
         return self

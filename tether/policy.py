@@ -210,7 +210,9 @@ class Reference:
 
 
 def options_of(recipe: TrainRecipe, run: Run) -> dict[str, Any]:
-    """What a recipe says about loading, for a policy and a reward model alike."""
+    """What a recipe says about loading, for a policy and a reward model alike. Takes the threads that it asks for, too."""
+    if recipe.threads is not None:
+        torch.set_num_threads(recipe.threads)
     template = None
     if recipe.chat_template is not None:
         path = Path(recipe.chat_template)

@@ -60,10 +60,6 @@ def go(run: Run) -> None:
     algorithm = importlib.import_module(ALGORITHMS[run.command])
     from tether.loop import Interrupted
 
-    if recipe.threads is not None:
-        import torch
-
-        torch.set_num_threads(recipe.threads)
     try:
         summary = algorithm.train(recipe, run)
     except Interrupted as stopped:
@@ -75,6 +71,6 @@ def go(run: Run) -> None:
     except Exception as error:
         error.run_folder = run.folder  # type: ignore[attr-defined] # the command line writes the traceback there
         raise
-    steps = f"{summary['steps']} steps; " if "steps" in summary else ""
+    steps = f"{summary['steps']} step{'' if summary['steps'] == 1 else 's'}; " if "steps" in summary else ""
     run.say(f"done: {steps}look at it with: tether report {run.folder}")
     print(run.folder / "model")
