@@ -1,0 +1,141 @@
+"""Whom a judge asks: an OpenAI-compatible endpoint over plain HTTP, or a model in this process.
+
+An asker takes conversations and gives back one reply each, None where it failed. A failure is never made into a reply.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from tether.errors import UserError
+from tether.messages import Message
+
+Asker = Callable[[Sequence[list[Message]]], Sequence[str | None]]
+MAX_REPLY = 4 << 20
+
+
+class Endpoint:
+    """`url` is the base of the API ("http://localhost:8000/v1") or the full address of its chat completions.
+
+    `key_env` names the environment variable that holds the key; the key itself is kept nowhere. Each question gets `timeout_s`
+    seconds and `retries` more tries, with growing waits, for failures that may pass (429, 5xx, no connection). `failures` lists the
+    last reasons. Redirects to another host are refused: the key goes with them.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        *,
+        key_env: str | None = None,
+        temperature: float = 1.0,
+        max_tokens: int = 512,
+        timeout_s: float = 60.0,
+        retries: int = 2,
+        parallel: int = 8,
+        wait_s: float = 1.0,
+    ) -> None:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise UserError(f"{url!r} is no http address", where="url", remedy="Such as http://localhost:8000/v1")
+        if key_env is not None and not os.environ.get(key_env):
+            raise UserError(f"the environment variable {key_env} holds no key", where="key_env", remedy=f"export {key_env}=...")
+        self.url = url if url.rstrip("/").endswith("/chat/completions") else url.rstrip("/") + "/chat/completions"
+        self.model, self.key_env, self.temperature, self.max_tokens = model, key_env, temperature, max_tokens
+        self.timeout_s, self.retries, self.parallel, self.wait_s = timeout_s, retries, parallel, wait_s
+        self.failures: list[str] = []
+        self._lock = threading.Lock()
+
+    def __call__(self, conversations: Sequence[list[Message]]) -> list[str | None]:
+        if not conversations:
+            return []
+        with ThreadPoolExecutor(min(self.parallel, len(conversations))) as pool:
+            return list(pool.map(self._one, conversations))
+
+    def _one(self, conversation: list[Message]) -> str | None:
+        for attempt in range(self.retries + 1):
+            try:
+                return self._post(conversation)
+            except _Final as error:
+                self._failed(str(error))
+                return None
+            except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+                if attempt == self.retries:
+                    self._failed(f"{type(error).__name__}: {error}")
+                    return None
+                time.sleep(self.wait_s * 2**attempt)
+        return None
+
+    def _post(self, conversation: list[Message]) -> str:
+        body = {"model": self.model, "messages": conversation, "temperature": self.temperature, "max_tokens": self.max_tokens}
+        headers = {"Content-Type": "application/json"}
+        if self.key_env is not None:
+            headers["Authorization"] = f"Bearer {os.environ[self.key_env]}"
+        request = urllib.request.Request(self.url, json.dumps(body).encode(), headers, method="POST")
+        try:
+            with _OPENER.open(request, timeout=self.timeout_s) as response:
+                reply = json.loads(response.read(MAX_REPLY))
+        except urllib.error.HTTPError as error:
+            text = f"HTTP {error.code}"
+            error.close()
+            if error.code == 429 or error.code >= 500:
+                raise OSError(text) from None
+            raise _Final(text) from None
+        content = reply["choices"][0]["message"]["content"]
+        if not isinstance(content, str):
+            raise ValueError("the reply has no text")
+        return content
+
+    def _failed(self, why: str) -> None:
+        with self._lock:
+            self.failures = [*self.failures[-19:], why]
+
+
+class _Final(Exception):
+    """A failure that trying again does not mend."""
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
+        return None  # becomes an HTTPError
+
+
+_OPENER = urllib.request.build_opener(_NoRedirect)
+
+
+class LocalModel:
+    """A model in this process as the one asked: a frozen snapshot, not the weights that are being trained.
+
+    `sample` is a `LocalSampler` (or anything with its `sample(requests)`), `codec` the model's `Codec`. A reply depends on
+    the conversation, `seed` and how often it was asked in one call, so a resumed run hears the same.
+    """
+
+    def __init__(self, sampler: Any, codec: Any, *, temperature: float = 1.0, max_tokens: int = 128, seed: int = 0) -> None:
+        self.sampler, self.codec, self.seed = sampler, codec, seed
+        self.temperature, self.max_tokens = temperature, max_tokens
+
+    def __call__(self, conversations: Sequence[list[Message]]) -> list[str | None]:
+        from tether.engines.local import Request
+        from tether.engines.sampling import Sampling
+
+        sampling = Sampling(max_new_tokens=self.max_tokens, temperature=self.temperature)
+        seen: Counter[str] = Counter()  # the same question twice is two votes, with two seeds
+        requests = []
+        for conversation in conversations:
+            key = hashlib.sha256(json.dumps(conversation).encode()).hexdigest()
+            seen[key] += 1
+            requests.append(Request(self.codec.prompt_ids(conversation), sampling, 1, f"{self.seed}/{key}/{seen[key]}"))
+        completions = self.sampler.sample(requests)
+        by_request = {c.request: c for c in completions}
+        return [self.codec.decode(by_request[i].tokens) if i in by_request else None for i in range(len(requests))]
