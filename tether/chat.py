@@ -19,7 +19,7 @@ from tether.codec import Codec, Rendered, TrainOn
 from tether.conversations import Conversation
 from tether.errors import UserError
 from tether.feedback import Feedback
-from tether.files import Loaded, Problem, Source
+from tether.files import LEAVE_OUT, Loaded, Problem, Source
 from tether.preferences import Preference
 from tether.prompts import Prompt
 from tether.rankings import Ranking
@@ -48,19 +48,33 @@ class Encoded:
     def counts(self) -> dict[str, int]:
         return dict(Counter(p.kind for p in self.problems))
 
-    def enforce(self, share: float = 0.05) -> None:
-        """Raise UserError when more than this share of the rows has nothing to train on for a reason that no length limit mends:
-        then the template does not suit the data, and a run on what is left would be another run than was meant."""
-        lost = {p.source: p for p in self.problems if p.action == "drop" and p.kind in UNSUITED}
-        rows = {e.source for e in self.examples} | {p.source for p in self.problems if p.action == "drop"}
-        if len(lost) > share * len(rows):
-            first = list(lost.values())[:3]
-            reasons = "\n  ".join(str(p) for p in first) + (f"\n  ... and {len(lost) - len(first)} more" if len(lost) > len(first) else "")
-            raise UserError(f"{len(lost)} of {len(rows)} rows have nothing to train on:\n  {reasons}")
+    def enforce(self, policy: Literal["refuse", "drop"] = "refuse", loading: Sequence[Problem] = ()) -> None:
+        """`refuse_untrained` for these rows; `loading`: what was found when they were read."""
+        refuse_untrained([*loading, *self.problems], len({e.source for e in self.examples}), policy)
 
 
-# Kinds of problems that say: the template and the rows do not go together.
-UNSUITED = frozenset({"no_answer", "template_refuses", "template_not_a_prefix", "turn_lost"})
+def refuse_untrained(problems: Sequence[Problem], n_kept: int, policy: Literal["refuse", "drop"], share: float = 0.05) -> None:
+    """Raise UserError when more than this share of the rows has nothing to train on for a reason that no length limit mends.
+
+    A template that does not suit the rows is refused under either policy: a run on what is left would be another run than was
+    meant. Rows without an answer are refused under "refuse" only; under "drop" they stay counted and named.
+    """
+    kinds = UNSUITED if policy == "drop" else UNSUITED | UNANSWERED
+    dropped = [p for p in problems if p.action in ("drop", "reject")]
+    lost = {p.source: p for p in dropped if p.kind in kinds}
+    n_rows = n_kept + len({p.source for p in dropped})
+    if len(lost) > share * n_rows:
+        first = list(lost.values())[:3]
+        reasons = "".join(f"  {p}\n" for p in first) + (f"  ... and {len(lost) - len(first)} more\n" if len(lost) > len(first) else "")
+        verb = "has" if len(lost) == 1 else "have"
+        remedy = LEAVE_OUT if all(p.kind in UNANSWERED for p in lost.values()) else TEMPLATE
+        raise UserError(f"{len(lost)} of {n_rows} rows {verb} nothing to train on:\n{reasons}", remedy=remedy)
+
+
+# Kinds of problems that say: the template and the rows do not go together; and: the row has no answer to learn from.
+UNSUITED = frozenset({"template_refuses", "template_not_a_prefix", "turn_lost"})
+UNANSWERED = frozenset({"no_answer", "empty"})
+TEMPLATE = "Pass another chat template (chat_template in the recipe), or change the rows."
 
 
 def encode_conversations(

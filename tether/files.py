@@ -39,6 +39,9 @@ class Problem:
         return f"{place}: {self.what}. {self.remedy}"
 
 
+LEAVE_OUT = "Mend them, or pass on_bad_rows=drop to leave them out (they are counted and listed in the run)."
+
+
 @dataclass
 class Loaded(Generic[T]):
     """Good rows, and every problem met on the way. Nothing is lost in silence."""
@@ -56,12 +59,10 @@ class Loaded(Generic[T]):
         """Refuse the file when it has rejected rows, naming the first few; under "drop" they stay counted and named."""
         bad = [p for p in self.problems if p.action == "reject"]
         if bad and policy == "refuse":
-            more = f"\n  ... and {len(bad) - show} more" if len(bad) > show else ""
-            listed = "\n  ".join(str(p) for p in bad[:show])
-            raise UserError(
-                f"{len(bad)} row{'s' if len(bad) > 1 else ''} cannot be used:\n  {listed}{more}",
-                remedy="\nMend them, or pass on_bad_rows=drop to leave them out (they are counted and listed in the run).",
-            )
+            all_of_them = f"tether data {' '.join(self.files)} --show {len(bad)}"
+            more = f"  ... and {len(bad) - show} more; all of them: {all_of_them}\n" if len(bad) > show else ""
+            listed = "".join(f"  {p}\n" for p in bad[:show])
+            raise UserError(f"{len(bad)} row{'s' if len(bad) > 1 else ''} cannot be used:\n{listed}{more}", remedy=LEAVE_OUT)
         if not self.rows:
             raise UserError(
                 f"no usable row in {', '.join(self.files) or 'the data'}", remedy="See `tether data FILE` for what was wrong with each."

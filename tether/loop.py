@@ -31,7 +31,7 @@ from tether.packing import micro_batches
 from tether.progress import Progress
 from tether.recipe import TrainRecipe
 from tether.run import Run
-from tether.step import Update
+from tether.step import Diverged, Update
 from tether.trackers import Trackers
 
 
@@ -161,5 +161,19 @@ class Loop:
 
     def _save(self) -> None:
         if self._saved_at != self.step:
+            self._refuse_broken_weights()
             save_checkpoint(self.run, self.step, self.model, self.update, self.state, keep=self.recipe.keep_checkpoints)
             self._saved_at = self.step
+
+    def _refuse_broken_weights(self) -> None:
+        """No checkpoint and no result is ever written from weights that are not finite: it would push out the last good one."""
+        broken = [name for name, p in self.update.parameters.items() if not torch.isfinite(p).all()]
+        if broken:
+            saved = self.run.checkpoints()
+            raise Diverged(
+                f"the weights are not finite after step {self.step} ({broken[0]}{f' and {len(broken) - 1} more' if broken[1:] else ''})",
+                where=str(self.run.folder),
+                remedy=f"Nothing was saved from them; the last good checkpoint is {saved[-1]}."
+                if saved
+                else "Nothing was saved from them. Lower learning_rate, or set precision: fp32.",
+            )

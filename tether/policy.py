@@ -113,6 +113,24 @@ class Policy:
             return adapters.save_adapter(self.model, self.tokenizer, folder)
         return models.save_model(self.model, self.tokenizer, folder, dtype=dtype)
 
+    def save_result(self, run: Run) -> Path:
+        """`save` into the run's `model/`; says so when storing in half precision takes back most of what was learnt."""
+        folder = self.save(run.folder / "model")
+        stored = models.source_dtype(self.model)
+        if is_adapted(self.model) or stored not in (torch.float16, torch.bfloat16):
+            return folder
+        pairs = list(zip(self._witness, _witness(self.model), strict=True))
+        trained = _share([now != start for start, now in pairs])
+        kept = _share([now.to(stored).float() != start for start, now in pairs])
+        if kept < trained / 2:
+            words = (
+                f"training moved {trained:.1%} of the weights; stored in {str(stored).removeprefix('torch.')}, as the model came, only "
+                f"{kept:.1%} of them differ from the start. The float32 weights are a model folder too: {run.checkpoints()[-1]}"
+            )
+            run.note("rounded_away", words)
+            run.say("warning: " + words)
+        return folder
+
     def write_weights(self, folder: Path) -> None:
         """For a checkpoint: what training changes, bit for bit."""
         adapters.write_trained(self.model, self.tokenizer, folder)
@@ -249,6 +267,10 @@ def _witness(model: Any) -> list[Tensor]:
     """A few values of each trainable parameter. An optimiser step moves every one that has a gradient; version counters of
     tensors would not do, because fused optimisers leave them alone."""
     return [p.detach().reshape(-1)[:64].cpu().clone() for p in model.parameters() if p.requires_grad]
+
+
+def _share(where: list[Tensor]) -> float:
+    return float(torch.cat(where).double().mean()) if where else 0.0
 
 
 @contextlib.contextmanager

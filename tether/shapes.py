@@ -189,15 +189,14 @@ def load_rows(
     fits: Counter[int] = Counter()
     seen: dict[bytes, Source] = {}
     for row in read.rows:
+        shape, names = next(((s, n) for s in shapes if (n := s.names(row.data)) is not None), (None, []))
+        if shape is None:
+            unfit.append(row)
+            continue
         key = hashlib.blake2b(json.dumps(row.data, sort_keys=True, default=str).encode(), digest_size=16).digest()
         if key in seen:
             words = f"an exact repeat of {seen[key]}"
             problems.append(Problem(row.source, "duplicate", words, "It is kept once; weigh rows by epochs, not by copies.", "drop"))
-            continue
-        seen[key] = row.source
-        shape, names = next(((s, n) for s in shapes if (n := s.names(row.data)) is not None), (None, []))
-        if shape is None:
-            unfit.append(row)
             continue
         fits[shapes.index(shape)] += 1
         fields = Fields(row)
@@ -206,6 +205,7 @@ def load_rows(
         except BadRow as bad:
             problems.append(Problem(row.source, bad.kind, bad.what, bad.remedy, bad.action, bad.field))
             continue
+        seen[key] = row.source  # a faulty row is no original: its repeats have the same fault
         problems += fields.warnings
         rows += made
         kinds[f"{shape.name}, {fields.form}"] += 1

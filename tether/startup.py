@@ -17,14 +17,20 @@ from tether.run import Run
 TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2}
 
 
-def record_problems(run: Run, problems: Sequence[Problem]) -> dict[str, int]:
-    """Write every dropped, cut or suspicious row to the run's notices, with file and line, and say the counts."""
+def note_problems(run: Run, problems: Sequence[Problem]) -> None:
+    """Write every row that is dropped, cut or suspicious to the run's notices, with file and line."""
     for problem in problems:
         run.note(problem.kind, str(problem), action=problem.action)
-    counts = Counter(f"{p.action}/{p.kind}" for p in problems)
+
+
+def record_problems(run: Run, problems: Sequence[Problem], *, max_length: int | None) -> dict[str, int]:
+    """`note_problems`, and say the counts with the limit that was used."""
+    note_problems(run, problems)
+    counts = Counter(f"{action}/{kind}" for action, kind, _ in {(p.action, p.kind, p.source) for p in problems})
     for name, n in sorted(counts.items()):
         action, kind = name.split("/", 1)
-        run.say(f"{n} row{'s' if n > 1 else ''} {PAST[action]}: {kind} (listed in {run.folder / 'notices.jsonl'})")
+        limit = f" {max_length}" if action == "truncate" else ""
+        run.say(f"{n} row{'s' if n > 1 else ''} {PAST[action]}{limit}: {kind} (listed in {run.folder / 'notices.jsonl'})")
     return dict(counts)
 
 

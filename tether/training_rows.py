@@ -8,10 +8,11 @@ from typing import Any
 
 from tether.batch import Example, split_by_prompt
 from tether.chat import Encoded
+from tether.errors import UserError
 from tether.files import Loaded, Problem
 from tether.recipe import TrainRecipe
 from tether.run import Run
-from tether.startup import check_rows, record_problems
+from tether.startup import check_rows, note_problems, record_problems
 
 Refine = Callable[[list[Example]], tuple[list[Example], list[Problem]]]
 
@@ -45,12 +46,17 @@ def training_rows(
 
     def read(paths: str | list[str]) -> tuple[list[Example], int]:
         loaded = load(paths)
-        run.say(f"read {len(loaded.rows)} rows from {', '.join(loaded.files)}: {loaded.shape}")
-        loaded.enforce(recipe.on_bad_rows)
+        count = len(loaded.rows)
+        run.say(f"read {count} row{'' if count == 1 else 's'} from {', '.join(loaded.files)}: {loaded.shape}")
+        try:
+            loaded.enforce(recipe.on_bad_rows)
+        except UserError:
+            note_problems(run, loaded.problems)  # the message names the first few, the run's notices all
+            raise
         encoded = encode(loaded)
         kept, more = refine(encoded.examples) if refine else (encoded.examples, [])
-        record_problems(run, [*loaded.problems, *encoded.problems, *more])
-        encoded.enforce()
+        record_problems(run, [*loaded.problems, *encoded.problems, *more], max_length=recipe.max_length)
+        encoded.enforce(recipe.on_bad_rows, loaded.problems)
         run.fingerprint(loaded.files, loaded.fingerprint)
         return kept, len(loaded.rows)
 

@@ -78,7 +78,7 @@ def train(recipe: DPORecipe, run: Run) -> dict[str, Any]:
     summary: dict[str, Any] = {"steps": loop.step, "pairs": len(examples), "loss_type": recipe.loss_type}
     if held_out:
         summary["held_out"] = evaluate(recipe, policy, held_out, reference, run, loop.step)
-    policy.save(run.folder / "model")
+    policy.save_result(run)
     return run.finish(summary)
 
 

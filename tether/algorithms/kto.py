@@ -69,12 +69,14 @@ def train(recipe: DPORecipe, run: Run) -> dict[str, Any]:
             loop.end(
                 tally, {"kl": float(z0), "kl/raw": float(raw), "count/chosen": good, "count/rejected": len(rows) - good, **margin(tally)}
             )
+            if held_out and loop.due(recipe.eval_steps):
+                evaluate(recipe, policy, held_out, reference[len(examples) :], run, loop.step)
 
     # 4. The result.
     summary: dict[str, Any] = {"steps": loop.step, "rows": len(examples), "loss_type": "kto"}
     if held_out:
         summary["held_out"] = evaluate(recipe, policy, held_out, reference[len(examples) :], run, loop.step)
-    policy.save(run.folder / "model")
+    policy.save_result(run)
     return run.finish(summary)
 
 

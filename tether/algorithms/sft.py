@@ -50,7 +50,7 @@ def train(recipe: SFTRecipe, run: Run) -> dict[str, Any]:
     summary: dict[str, Any] = {"steps": loop.step, "rows": len(examples)}
     if held_out:
         summary["held_out"] = evaluate(recipe, policy, held_out, run, loop.step)
-    policy.save(run.folder / "model")
+    policy.save_result(run)
     return run.finish(summary)
 
 

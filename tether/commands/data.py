@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tether.chat import refuse_untrained
 from tether.data_report import DataReport, make_report
 from tether.errors import UserError
 from tether.files import Problem
@@ -45,6 +46,7 @@ def data(
     else:
         show_report(report, Console(soft_wrap=True), show)
     loaded.enforce(policy)
+    refuse_untrained(report.problems, report.rows_usable, policy)
     if report.rows_usable == 0:
         raise UserError("no row is left to train on", where=", ".join(report.files), remedy="The reasons are listed above.")
 

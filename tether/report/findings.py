@@ -157,7 +157,8 @@ def rows_lost(view: RunView) -> Iterator[Finding]:
     left_out = sum(n.get("action") in ("drop", "reject") for n in view.notices)
     cut = sum(n.get("action") == "truncate" for n in view.notices)
     if left_out or cut:
-        parts = ([f"{plural(left_out, 'row')} left out"] if left_out else []) + ([f"{plural(cut, 'row')} cut at max_length"] if cut else [])
+        parts = [f"{plural(left_out, 'row')} left out"] if left_out else []
+        parts += [f"{plural(cut, 'row')} cut at max_length {view.settings.get('max_length')}"] if cut else []
         yield Finding("plain", f"{' and '.join(parts)}; each is listed below with its file and line.")
 
 
