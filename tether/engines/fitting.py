@@ -40,21 +40,20 @@ class Fit:
 
 
 @torch.inference_mode()
-def fit(model: nn.Module, precision: Precision) -> Fit:
-    """Probes `model`, which is left as it was."""
+def fit(model: nn.Module, precision: Precision) -> tuple[Fit, SlotRunner | None]:
+    """Probes `model`, which is left as it was. Also returns the runner that passed, as it holds a cast copy of the weights."""
     prompts = _probe_prompts(config_of(model).vocab_size)
     expected = _plain_scores(working_copy(model, "shared", "eager"), prompts)
     shared = SlotRunner(working_copy(model, "shared", IMPLEMENTATION))
     why = _cannot_use_slots(config_of(model)) or _differs(shared, prompts, expected, _tolerance(model))
     bytes_per_token = shared.slots.bytes_per_token()
-    shared.close()
     beyond = _plain_beyond(config_of(model))
     if why is not None:
         name = type(_base(model)).__name__
         notice = f"{name} cannot share a batch ({why}); its sequences are sampled one after the other, which is slower."
-        return Fit(False, "shared" if precision == "fp32" else "whole", notice, max(bytes_per_token, 1), beyond)
+        return Fit(False, "shared" if precision == "fp32" else "whole", notice, max(bytes_per_token, 1), beyond), None
     if precision == "fp32":
-        return Fit(True, "shared", None, bytes_per_token, beyond)
+        return Fit(True, "shared", None, bytes_per_token, beyond), shared
     kinds: list[Kind] = ["packed", "cast", "whole"] if can_pack(_device(model)) else ["cast", "whole"]
     problems = []
     for kind in kinds:
@@ -62,7 +61,7 @@ def fit(model: nn.Module, precision: Precision) -> Fit:
         # bfloat16 rounds by up to 1 in 256 at each of many layers; a wrong cast is wrong by the spread of the scores.
         found = _differs(runner, prompts, expected, 0.2)
         if found is None:
-            return Fit(True, kind, None, max(1, runner.slots.bytes_per_token()), beyond)
+            return Fit(True, kind, None, max(1, runner.slots.bytes_per_token()), beyond), runner
         problems.append(found)
     raise RuntimeError(f"{type(model).__name__} does not run in bfloat16: {'; '.join(problems)}")
 

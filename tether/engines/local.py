@@ -17,7 +17,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from tether.engines.fitting import Fit, Precision, config_of, fit
+from tether.engines.fitting import Precision, config_of, fit
 from tether.engines.kv import round_up
 from tether.engines.runners import Entering, Runner
 from tether.engines.sampling import Sampling, draw
@@ -112,8 +112,11 @@ class LocalSampler:
         self.tokenizer = getattr(ends, "tokenizer", ends) if hasattr(ends, "decode") else None
         self.end_ids = end_ids(model, ends) if self.tokenizer is not None else frozenset(int(i) for i in ends)
         self._cache_tokens = cache_tokens
-        self._fit: Fit = fit(model, precision)
-        self._runners: dict[bool, Runner] = {}
+        self._runners: dict[bool, Runner] = {}  # plain or not
+        self._fit, passed = fit(model, precision)
+        if passed is not None:
+            passed.close()
+            self._runners[False] = passed
 
     @property
     def notice(self) -> str | None:
