@@ -20,7 +20,7 @@ from tether.rewards.math_extract import CLOSERS, RULES, Rule
 from tether.rewards.texts import answer_texts, gold_column
 from tether.rewards.worker import WorkerDied, WorkerLate, Workers
 
-LIMIT_S = 3.0
+LIMIT_S = 2.5
 
 
 @dataclass(frozen=True)

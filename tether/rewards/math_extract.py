@@ -16,7 +16,6 @@ OPENERS = {"</think>": "<think>", "</thinking>": "<thinking>", "</thought>": "<t
 OPENERS |= {"[/THINK]": "[THINK]", "<|end_of_thought|>": "<|begin_of_thought|>"}
 
 BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?:\{|(?=[\w-]))")
-TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 HASH = re.compile(r"^[ \t]*####[ \t]*(.+?)[ \t]*$", re.MULTILINE)
 PHRASE = re.compile(r"\b(?:answer|result)\b(?:\s+(?:is|equals|to be|as))?\s*(?::|=|\bis\b|(?<=is))\s*(?:\*\*)?\s*", re.IGNORECASE)
 BOLD = re.compile(r"\*\*([^*\n]+?)\*\*")
@@ -115,8 +114,10 @@ def _box(text: str) -> str | None:
 
 
 def _tag(text: str) -> str | None:
-    found = TAG.findall(text)
-    return found[-1] if found else None
+    lowered = text.lower()
+    end = lowered.rfind("</answer>")
+    start = lowered.rfind("<answer>", 0, max(end, 0))
+    return None if start < 0 else text[start + len("<answer>") : end]
 
 
 def _hash(text: str) -> str | None:

@@ -15,7 +15,7 @@ from tether.rewards.math_exact import MAX_DEPTH
 
 DIGITS = 50
 POINTS = ((0.37, 1.31), (1.83, 0.59), (2.71, 1.17), (-0.63, 0.83), (-1.49, -0.71))  # start and spacing of the variables' values
-MAX_LENGTH = 1500
+MAX_LENGTH = 600
 
 
 class CannotRead(Exception):

@@ -44,24 +44,26 @@ class Worker:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._replies: queue.Queue[str | None] = queue.Queue()
-        self._owner = os.getpid()
+        self._owner, self._ready = os.getpid(), False
 
     def ask(self, question: dict[str, Any], limit_s: float) -> dict[str, Any]:
         """The reply. WorkerLate, WorkerDied; UserError when the worker cannot be started. Starting it does not count in the limit."""
         if self._owner != os.getpid():  # after a fork the process and its pipes belong to the parent
-            self._owner, self._process, self._lock = os.getpid(), None, threading.Lock()
+            self._owner, self._process, self._lock, self._ready = os.getpid(), None, threading.Lock(), False
         with self._lock:
-            self._start()
+            self._get_ready()
             try:
                 return self._talk(question, limit_s)
+            except (WorkerLate, WorkerDied):
+                self._kill()
+                self._spawn()  # it gets ready while the caller goes on
+                raise
             except BaseException:
                 self._kill()
                 raise
 
-    def _start(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            return
-        self._replies = queue.Queue()
+    def _spawn(self) -> None:
+        self._replies, self._ready = queue.Queue(), False
         self._process = subprocess.Popen(
             [sys.executable, "-c", BOOT.format(root=ROOT, module=self.module)],
             stdin=subprocess.PIPE,
@@ -71,14 +73,26 @@ class Worker:
         )
         threading.Thread(target=_pump, args=(self._process, self._replies), daemon=True).start()
         _STARTED.add(self)
-        try:
-            ready = self._talk({"ready": True}, START_LIMIT_S)
-        except (WorkerLate, WorkerDied) as error:
-            self._kill()
-            raise UserError(f"the helper process {self.module} did not start ({type(error).__name__}: {error})") from error
+
+    def _get_ready(self) -> None:
+        """Wait for a process that answers. One that died before it was asked anything is replaced once."""
+        if self._process is not None and self._ready and self._process.poll() is None:
+            return
+        for last in (False, True):
+            if self._process is None or self._process.poll() is not None:
+                self._kill()
+                self._spawn()
+            try:
+                ready = self._talk({"ready": True}, START_LIMIT_S)
+                break
+            except (WorkerLate, WorkerDied) as error:
+                self._kill()
+                if last:
+                    raise UserError(f"the helper process {self.module} did not start ({type(error).__name__}: {error})") from error
         if "error" in ready:
             self._kill()
             raise UserError(ready["error"], remedy=ready.get("remedy"))
+        self._ready = True
 
     def _talk(self, question: dict[str, Any], limit_s: float) -> dict[str, Any]:
         assert self._process is not None
