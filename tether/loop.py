@@ -55,6 +55,7 @@ class Tally:
         self.loss = 0.0
         self._rows: dict[str, list[Tensor]] = defaultdict(list)
         self._ratios: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        self._extremes: dict[str, float] = {}
         self.tokens = 0
 
     def add(self, loss: Tensor, rows: Mapping[str, Tensor] | None = None, *, tokens: int = 0) -> None:
@@ -71,6 +72,16 @@ class Tally:
         pair[0] += numerator
         pair[1] += denominator
 
+    def add_extremes(self, name: str, values: Tensor, *, low: bool = True) -> None:
+        """Smallest and largest of the step, as `name/min` and `name/max`."""
+        if values.numel():
+            for kind, value in (("max", float(values.max())), ("min", float(values.min()))):
+                key = f"{name}/{kind}"
+                if kind == "max":
+                    self._extremes[key] = max(value, self._extremes.get(key, value))
+                elif low:
+                    self._extremes[key] = min(value, self._extremes.get(key, value))
+
     def rows(self, name: str) -> Tensor:
         """All values of one per-row metric, in the order in which they were added."""
         return torch.cat(self._rows[name]) if self._rows[name] else torch.empty(0, dtype=torch.float64)
@@ -79,24 +90,39 @@ class Tally:
         out = {"loss": self.loss}
         out |= {name: float(torch.cat(parts).mean()) for name, parts in self._rows.items() if sum(len(p) for p in parts)}
         out |= {name: top / bottom for name, (top, bottom) in self._ratios.items() if bottom}
-        return out
+        return out | self._extremes
 
 
 class Loop:
     """Iterates over optimiser steps, from the newest complete checkpoint if the run has one."""
 
-    def __init__(self, recipe: TrainRecipe, run: Run, model: Any, *, n_rows: int, title: str) -> None:
+    def __init__(
+        self,
+        recipe: TrainRecipe,
+        run: Run,
+        model: Any,
+        *,
+        n_rows: int,
+        title: str,
+        rows_per_step: int | None = None,
+        updates_per_step: int = 1,
+        rates: Mapping[str, float] | None = None,
+    ) -> None:
+        """`rows_per_step` is batch_size unless a row stands for several answers; `rates` as in `Update`."""
         self.recipe, self.run, self.model, self.title = recipe, run, model, title
-        self.order = DataOrder(n_rows, recipe.batch_size, recipe.seed, recipe.shuffle)
+        self.order = DataOrder(n_rows, rows_per_step or recipe.batch_size, recipe.seed, recipe.shuffle)
         self.total_steps = recipe.max_steps or max(1, math.ceil(recipe.epochs * self.order.steps_per_epoch - 1e-9))
-        self.update = Update(model.parameters(), recipe, self.total_steps)
+        self.update = Update(model.parameters(), recipe, self.total_steps * updates_per_step, rates)
         self.state: dict[str, Any] = {"num_tokens": 0}  # what a method wants to find again after a resume
         self.step = 0
+        self._applied: list[dict[str, Any]] = []
         self._saved_at: int | None = None
 
     def __enter__(self) -> Loop:
         found = load_checkpoint(self.run, self.model, self.update)
-        if found is not None:
+        if found is None:
+            torch.manual_seed(self.recipe.seed)  # dropout draws from the global generator; a checkpoint puts its state back
+        else:
             self.step, self.state = found.step, {**self.state, **found.extra}
             self._saved_at = self.step
             self.run.note("resumed", f"continued from step {self.step}")
@@ -135,9 +161,18 @@ class Loop:
         cut = micro_batches([examples[i] for i in rows], self.recipe.tokens_per_micro_batch)
         return [[rows[j] for j in part] for part in cut]
 
+    def apply(self, loss: float) -> None:
+        """One of several updates of this step, in a method that makes more than the one of `end`."""
+        self._applied.append(self.update.apply(loss=loss))
+
+    def rest(self) -> None:
+        """In place of an update: nothing in this step says which way to go, and nothing is wrong."""
+        self._applied.append({"grad_norm": 0.0, "learning_rate": self.update.learning_rate(self.update.applied), "skipped": 0})
+
     def end(self, tally: Tally, extra: Mapping[str, float] | None = None) -> dict[str, float]:
-        """Clip and apply the update and log the step. Returns what was logged."""
-        applied = self.update.apply(loss=tally.loss)
+        """Clip and apply the update, unless the body has done so by `apply`, and log the step. Returns what was logged."""
+        applied = _merged(self._applied or [self.update.apply(loss=tally.loss)])
+        self._applied = []
         self.state["num_tokens"] += tally.tokens
         seconds = time.perf_counter() - self._began
         self.step += 1
@@ -177,3 +212,14 @@ class Loop:
                 if saved
                 else "Nothing was saved from them. Lower learning_rate, or set precision: fp32.",
             )
+
+
+def _merged(applied: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Several updates of one step as one row: the mean norm, the last rate, how many were not applied and why first."""
+    out: dict[str, Any] = {
+        "grad_norm": sum(a["grad_norm"] for a in applied) / len(applied),
+        "learning_rate": applied[-1]["learning_rate"],
+        "skipped": sum(a["skipped"] for a in applied),
+    }
+    reasons = [a["skip_reason"] for a in applied if "skip_reason" in a]
+    return {**out, "skip_reason": reasons[0]} if reasons else out

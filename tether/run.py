@@ -40,9 +40,10 @@ class Run:
     after 200.
     """
 
-    def __init__(self, folder: Path, contents: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, contents: Mapping[str, Any], lines: Mapping[str, int] | None = None) -> None:
         self.folder = folder
         self._contents = dict(contents)
+        self._lines = dict(lines or {})  # of recipe.yaml, by dotted key
         self._lock = Lock(folder / LOCK)
         self._files: dict[str, TextIO] = {}
         self._last_step: int | None = None
@@ -86,10 +87,10 @@ class Run:
         if not path.is_file():
             found = "no such folder" if not folder.exists() else f"not a run directory: it has no {RECIPE}"
             raise UserError(found, where=str(folder), remedy=f"Runs are: {_runs_near(folder)}.")
-        contents, _ = load_mapping(path.read_text(encoding="utf-8"), str(path))
+        contents, lines = load_mapping(path.read_text(encoding="utf-8"), str(path))
         if "command" not in contents:
             raise UserError(f"{RECIPE} was not written by tether", where=str(folder), remedy="Pass a run directory.")
-        return cls(folder, contents)
+        return cls(folder, contents, lines)
 
     def __enter__(self) -> Run:
         return self
@@ -114,10 +115,21 @@ class Run:
 
     @property
     def recipe(self) -> TrainRecipe:
-        """The resolved recipe, checked again."""
+        """The resolved recipe, checked again: a mistake made in recipe.yaml by hand is told with its line."""
         from tether.recipe import RECIPES
+        from tether.settings import SettingError
 
-        return RECIPES[self.command](**self.settings)
+        path = self.folder / RECIPE
+        if self.command not in RECIPES:
+            raise UserError(f"there is no command {self.command!r}", where=str(path), remedy=f"It is one of: {', '.join(RECIPES)}.")
+        try:
+            return RECIPES[self.command](**self.settings)
+        except SettingError as error:
+            key = error.key
+            while key not in self._lines and "." in key:
+                key = key.rpartition(".")[0]
+            place = f"{path}:{self._lines[key]}" if key in self._lines else str(path)
+            raise SettingError(error.what, key=error.key, remedy=error.remedy, place=place) from None
 
     @property
     def is_new(self) -> bool:
