@@ -67,14 +67,13 @@ def refuse_untrained(problems: Sequence[Problem], n_kept: int, policy: Literal["
         first = list(lost.values())[:3]
         reasons = "".join(f"  {p}\n" for p in first) + (f"  ... and {len(lost) - len(first)} more\n" if len(lost) > len(first) else "")
         verb = "has" if len(lost) == 1 else "have"
-        remedy = LEAVE_OUT if all(p.kind in UNANSWERED for p in lost.values()) else TEMPLATE
+        remedy = LEAVE_OUT if all(p.kind in UNANSWERED for p in lost.values()) else "Mend the rows, or pass another chat template."
         raise UserError(f"{len(lost)} of {n_rows} rows {verb} nothing to train on:\n{reasons}", remedy=remedy)
 
 
 # Kinds of problems that say: the template and the rows do not go together; and: the row has no answer to learn from.
 UNSUITED = frozenset({"template_refuses", "template_not_a_prefix", "turn_lost"})
 UNANSWERED = frozenset({"no_answer", "empty"})
-TEMPLATE = "Pass another chat template (chat_template in the recipe), or change the rows."
 
 
 def encode_conversations(
