@@ -136,7 +136,7 @@ CHEATS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_cheat_passes(kind: str) -> None:
-    reward = reward_for(kind, timeout_s=2.5)
+    reward = reward_for(kind, timeout_s=1.5)
     if reward is None:
         return
     both = [CodeTests(tuple(TRUE)), CodeTests(({"call": "add(2, 3)", "expected": "5"}, {"call": "add(1, 1)", "expected": "2"}))]
@@ -372,7 +372,6 @@ def test_the_probe_notices_an_open_door(monkeypatch: pytest.MonkeyPatch) -> None
     text = (sandbox.FOLDER / "sandbox_child.py").read_text().replace("        isolate(config)\n", "        pass\n")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "sandbox_child.py").write_text(text)
-        (Path(folder) / "sandbox_harness.py").write_text((sandbox.FOLDER / "sandbox_harness.py").read_text())
         monkeypatch.setattr(sandbox, "FOLDER", Path(folder))
         found = probe.__wrapped__("namespaces")
     assert found is not None

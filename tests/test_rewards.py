@@ -189,6 +189,7 @@ def test_every_kind_of_callable_is_called_and_awaited(kind: str) -> None:
     assert rewards.score(["q"] * 3, ["a"] * 3).totals == [1.0] * 3
     assert rewards.names == [name]
     assert rewards.counters[name]["rows"] == 3
+    assert rewards.report()[f"reward/{name}/count/calls"] == 1
     rewards.close()
 
 

@@ -212,6 +212,16 @@ class Rewards:
         scored = self.score(prompts, completions, offered, places=[str(r.source) if r.source else "" for r in rollouts])
         return [r.scored(scored.row(i), scored.total(i)) for i, r in enumerate(rollouts)], scored
 
+    def report(self) -> dict[str, float]:
+        """Counts over the run, `counters` and what ready rewards count for themselves: "reward/math/count/time", say."""
+        out = {f"reward/{name}/count/{k}": float(v) for name, counter in self.counters.items() for k, v in counter.items()}
+        for reward in self.rewards:
+            own = getattr(reward.function, "counters", None) or {}
+            shares = reward.function.report() if callable(getattr(reward.function, "report", None)) else {}  # type: ignore[attr-defined]
+            out |= {f"reward/{reward.name}/count/{k}": float(v) for k, v in own.items()}
+            out |= {f"reward/{reward.name}/{k}": float(v) for k, v in shares.items()}
+        return out
+
     def close(self) -> None:
         """Stop what functions keep running, such as workers and the event loop. Safe to call twice."""
         for reward in self.rewards:

@@ -22,6 +22,7 @@ import signal
 import stat
 import struct
 import sys
+import types
 from typing import Any
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -79,9 +80,11 @@ def main() -> None:
         os._exit(97)
     os.write(status, b"ok")
     os.close(status)
-    module: dict[str, Any] = {"__name__": "harness", "__builtins__": __builtins__}
-    exec(compile(config["harness"], "<harness>", "exec"), module)
-    module["start"](config)
+    for name, text in config["modules"]:
+        module = types.ModuleType(name)
+        sys.modules[name] = module  # so that the next one can import it, without any file
+        exec(compile(text, f"<{name}>", "exec"), module.__dict__)
+    module.start(config)
 
 
 def isolate(config: dict[str, Any]) -> None:
