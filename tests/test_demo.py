@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tether import cli
 from tether.demo import story
 from tether.demo.sampled import Answered, Measure, lessons, measure
 from tether.demo.world import DemoData, choice_probability, length_cost, read_rows, sentiment, true_taste
@@ -154,7 +155,9 @@ def test_next_free_folder_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return story.tell(tmp_path_factory.mktemp("told") / "demo", tiny=True)
+    folder = tmp_path_factory.mktemp("told") / "demo"
+    assert cli.run(["demo", "--tiny", "--run", str(folder)]) == 0
+    return folder
 
 
 def test_tiny_demo_goes_the_whole_road(told: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from tether import atomic, progress
-from tether.demo.world import DemoData, read_rows, sentiment
+from tether.demo.world import FREE_TOKENS, TOKEN_COST, DemoData, read_rows, sentiment
 from tether.errors import UserError
 
 FOLDER = "runs/demo"
@@ -41,7 +41,7 @@ class Size:
 
 
 # 400 pairs in batches of 8 are 50 steps of either method, enough to see everything the page talks about.
-FULL = Size(pairs=400, test_pairs=100, reward_pairs=400, prompts=128, max_new_tokens=64, batch=8, reward_rate=1e-5, dpo_rate=1e-5)
+FULL = Size(pairs=400, test_pairs=100, reward_pairs=400, prompts=128, max_new_tokens=64, batch=8, reward_rate=5e-5, dpo_rate=2e-5)
 TINY = Size(pairs=48, test_pairs=24, reward_pairs=48, prompts=16, max_new_tokens=16, batch=8, reward_rate=1e-3, dpo_rate=1e-3)
 
 
@@ -117,6 +117,7 @@ def tell(folder: Path, *, tiny: bool = False, seed: int = 0) -> Path:
         "title": "A small model learns from 400 choices" if not tiny else "The demo with a tiny random model",
         "lead": LEAD if not tiny else "A test of the machine: the model is random and so are its answers; only the road is real.",
         "facts": [["Model", "SmolLM2-135M-Instruct" if not tiny else "two random layers"], ["Held-out prompts", str(len(prompts))]],
+        "text": [SCALES],
         "seconds": {name: round(seconds, 1) for name, seconds in took.items()},
         "measures": [m.row() for m in measures.values()],
         "cut_at_limit": {"before": cut[0], "after": cut[1], "limit": size.max_new_tokens},
@@ -134,6 +135,11 @@ def tell(folder: Path, *, tiny: bool = False, seed: int = 0) -> Path:
 LEAD = (
     "Simulated people chose 400 times between two answers of the model. They like cheerful answers; they also lean to the longer one, "
     "although answers beyond 40 tokens annoy them afterwards. The model learnt from the choices alone. Here is what it learnt."
+)
+
+SCALES = (
+    "Each prompt was answered once before and once after, at temperature 1. Sentiment is VADER's compound score; the true score takes off "
+    f"{TOKEN_COST} for every token beyond {FREE_TOKENS}. Bars are 95 % intervals of the mean; the interval of a change is over prompts, paired."
 )
 
 
