@@ -35,7 +35,8 @@ TITLES = {
     "sft": "`tether sft`",
     "reward": "`tether reward`",
     "dpo": "`tether dpo`",
-    "grpo": "`grpo` (understood by `tether explain` and `tether plan`)",
+    "grpo": "`tether grpo`",
+    "ppo": "`tether ppo`",
 }
 
 

@@ -15,8 +15,10 @@ import torch
 
 from tether.errors import UserError
 from tether.explain import explain, filled, formula_of
+from tether.grpo_recipe import PRESETS
 from tether.losses.preference import PairLogps, preference_loss
 from tether.losses.sheet import POLICY_PRESETS, SHEET, loss_settings, markdown_rows
+from tether.recipe import RECIPES
 
 DOCS = Path(__file__).parents[1] / "docs"
 FIELDS = [
@@ -113,17 +115,51 @@ def test_sft_and_reward() -> None:
     assert "0.01/2*|w|^2" in linear
 
 
+def of(command: str, **given: object) -> str:
+    made = RECIPES[command](model="m", data="d", **given)
+    return words_of(explain({"command": command, **made.resolved()}))
+
+
 def test_policy_gradient_recipes() -> None:
-    grpo = recipe(command="grpo", eps_low=0.2, eps_high=0.2, beta=0.0, scale_rewards="group")
-    assert "departing from its paper by mean over all tokens of the step in place of per-row means, no KL term" in explain(grpo)
-    assert "clip(rho, 1-0.2, 1+0.28)*A)" in explain(recipe(command="grpo", eps_low=0.2, eps_high=0.28))
-    assert "the loss of dapo" in explain(recipe(command="grpo", eps_low=0.2, eps_high=0.28))
-    assert "the loss of grpo" in explain(recipe(command="grpo", beta=0.04, aggregation="seq-mean-token-mean"))
-    for name, row in POLICY_PRESETS.items():
-        text = words_of(explain(recipe(command="ppo", preset=name)))
-        assert row.paper in text
+    plain = of("grpo")
+    assert "method grpo" in plain
+    assert "departs mean over all tokens of the step in place of mean over rows of the row's token mean" in plain
+    assert "departs tie to the reference left out" in plain
+    assert "8 prompts x 8 completions" in plain
+    assert "clip(rho, 1-0.2, 1+0.28)*A)" in of("grpo", eps_high=0.28)
+    assert "method dapo" in of("grpo", eps_high=0.28)
+    assert "not replaced by others" in of("grpo", eps_high=0.28)
+    assert "+ 0.04*k3" in of("grpo", beta=0.04, aggregation="seq-mean-token-mean")
+    for name in PRESETS:
+        text = of("grpo", preset=name)
+        assert words_of(POLICY_PRESETS[name].paper) in text
+        assert "departs" not in text, "a preset is what it says it is"
+    changed = of("grpo", preset="dapo", beta=0.1, advantage="group_mean")
+    assert "departs tie to the reference in the loss" in changed
+    assert "departs A = R - mean of the group" in changed
+    assert "hardly ever clip" in of("grpo", preset="gspo", eps_high=0.2)
+    assert "rho is 1" in plain
+    assert "rho is 1" not in of("grpo", updates_per_batch=2)
+    assert "w*min" in of("grpo", importance="token_truncate")
     with pytest.raises(UserError, match="unknown preset"):
-        explain(recipe(command="ppo", preset="gropo"))
+        explain(recipe(command="grpo", preset="gropo"))
+
+
+def test_ppo_says_every_number_that_acts() -> None:
+    text = of("ppo", beta=0.07, vf_coef=0.3, value_clip=0.4, lam=0.9, missing_end_penalty=1.5, score_clip=5, kl_target=3)
+    for words in (
+        "-0.07*(log old - log ref)",
+        "0.3*0.5*max(",
+        "V_old-0.4",
+        "A_t = delta_t + 0.9*A_t+1",
+        "clipped to +-5",
+        "less 1.5 where",
+    ):
+        assert words in text
+    assert "clip(KL/3 - 1" in text
+    assert words_of(POLICY_PRESETS["ppo"].paper.split(";")[0]) in text
+    assert "no tie to the reference" in of("ppo", beta=0)
+    assert "punishes length" in of("ppo", gamma=0.99)
 
 
 def test_mappings_do_as_well_and_unknown_commands_are_refused() -> None:

@@ -95,8 +95,8 @@ class Engine:
             out = self._decoder(**self._inputs(padded.tokens, mask=padded.mask))
         return padded.gather(out.last_hidden_state)
 
-    def logprobs(self, packed: Packed, temperature: float = 1.0, stats: bool = False) -> Any:
-        """log pi(targets | past), (M,) float32.
+    def logprobs(self, packed: Packed, temperature: float = 1.0, stats: bool = False, hidden: Tensor | None = None) -> Any:
+        """log pi(targets | past), (M,) float32. `hidden` (N, H), where `hidden(packed)` is at hand already, saves a pass.
 
         `stats=True` returns `(logprobs, {"entropy": (M,) nats, "correct": (M,) bool})`, both without gradient.
         """
@@ -104,15 +104,15 @@ class Engine:
             raise ValueError(f"temperature must be above 0, got {temperature}")
         if self._path == "whole":
             head: nn.Module = nn.Identity()
-            hidden = self._whole_logits(pad(packed), packed.predict)
+            states = self._whole_logits(pad(packed), packed.predict)
             scores = Scores(temperature=temperature)
         else:
             head = self.lm_head
-            hidden = self.hidden(packed)[packed.predict]  # (M, H)
+            states = (self.hidden(packed) if hidden is None else hidden)[packed.predict]  # (M, H)
             scores = Scores(self._scores.scale, self._scores.softcap, temperature)
         with self._running(None), self._autocast():
             result = token_logprobs(
-                hidden, head, packed.targets, scores, compute=self._compute_dtype(hidden), stats=stats, casts=self._casts
+                states, head, packed.targets, scores, compute=self._compute_dtype(states), stats=stats, casts=self._casts
             )
         if not stats:
             return result.logprobs

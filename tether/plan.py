@@ -23,7 +23,8 @@ from tether.hub import first_line, quiet
 from tether.models import check_source, fetch_smollm2
 from tether.precision import Precision
 from tether.probe import Cost, measure
-from tether.recipe import DPORecipe, GRPORecipe, LoraConfig, RewardRecipe, TrainRecipe
+from tether.recipe import DPORecipe, LoraConfig, PPORecipe, RewardRecipe, TrainRecipe
+from tether.rl_recipe import SamplingRecipe
 from tether.row_lengths import RowLengths
 
 FLOAT = 4
@@ -106,7 +107,12 @@ def plan(recipe: TrainRecipe, rows: RowLengths | None, *, probe: bool = True, sa
     costs = _Costs(config, size, isinstance(recipe, RewardRecipe), probe, say, made.notes)
     made.memory = _memory(recipe, size, kind, costs, rows)
     tokens = recipe.batch_size * (rows.tokens if rows else recipe.max_length / 2)
-    made.steps = recipe.max_steps if rows is None else recipe.total_steps(math.ceil(rows.count / recipe.batch_size))
+    per_step = recipe.batch_size
+    if isinstance(recipe, SamplingRecipe):
+        per_step = recipe.groups_per_step
+        tokens = recipe.updates_per_batch * per_step * _group_tokens(recipe, rows.tokens if rows else recipe.max_length / 2)
+        made.notes.append("answers are taken to have max_completion_length tokens; sampling and rewards take their time on top")
+    made.steps = recipe.max_steps if rows is None else recipe.total_steps(math.ceil(rows.count / per_step))
     if cost := costs.of(kind):
         again = 4 / 3 if recipe.gradient_checkpointing else 1.0
         made.seconds_per_step = cost.seconds.at(size.layers, tokens) * again + cost.update_seconds_per_parameter * size.trainable
@@ -211,6 +217,9 @@ def _memory(recipe: TrainRecipe, size: Size, kind: Precision, costs: _Costs, row
     longest = rows.longest if rows else recipe.max_length
     # The fullest micro-batch decides, so a step is taken to be of long rows.
     tokens = max(longest, min(recipe.tokens_per_micro_batch, recipe.batch_size * longest))
+    if isinstance(recipe, SamplingRecipe):  # a group is never cut: its prompt is computed once
+        group = round(_group_tokens(recipe, rows.longest if rows else recipe.max_length - recipe.max_completion_length))
+        tokens = max(group, min(recipe.tokens_per_micro_batch, recipe.groups_per_step * group))
     parts = [
         Part("weights", FLOAT * size.parameters, f"{size.parameters:,} parameters in float32"),
         Part("gradients", FLOAT * size.trainable, f"{size.trainable:,} trainable parameters in float32"),
@@ -228,14 +237,22 @@ def _memory(recipe: TrainRecipe, size: Size, kind: Precision, costs: _Costs, row
             parts.append(Part("reference", FLOAT * size.parameters, f"{recipe.reference}, while it scores the data (taken to be as large)"))
         elif rows is not None:
             parts.append(Part("reference", 2 * FLOAT * rows.count, "two numbers for each row, worked out before the first step"))
-    if isinstance(recipe, GRPORecipe):
+    if isinstance(recipe, SamplingRecipe):
         if recipe.beta > 0 and not size.adapter:
             parts.append(Part("reference", FLOAT * size.parameters, "a frozen copy"))
-        held = recipe.batch_size * recipe.max_completion_length + recipe.batch_size // recipe.num_generations * longest
+        if isinstance(recipe, PPORecipe) and recipe.critic == "separate":
+            held_by_critic = FLOAT * (size.parameters + 3 * size.trainable)
+            parts.append(Part("critic", held_by_critic, "a model of the policy's size with its gradients and AdamW"))
+        held = min(recipe.batch_size, recipe.sampling_slots) * (recipe.max_completion_length + longest)
         why = f"keys and values while sampling, {size.kv_bytes_per_token:,} bytes a token"
         parts.append(Part("sampling", size.kv_bytes_per_token * held, why))
     parts.append(Part("process", costs.process_bytes, "Python and its libraries, as they are in this process"))
     return parts
+
+
+def _group_tokens(recipe: SamplingRecipe, prompt: float) -> float:
+    """Computed tokens of a prompt with all its answers at full length."""
+    return prompt + recipe.num_generations * recipe.max_completion_length
 
 
 def _activations(recipe: TrainRecipe, size: Size, kind: Precision, costs: _Costs, tokens: int) -> float:

@@ -11,7 +11,9 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from tether.dpo_recipe import DPORecipe
+from tether.grpo_recipe import GRPORecipe
 from tether.keys import SettingError
+from tether.ppo_recipe import PPORecipe
 from tether.train_recipe import LoraConfig, TrainRecipe
 from tether.values import (
     Count,
@@ -101,67 +103,6 @@ class RewardRecipe(TrainRecipe):
         return frozenset(name for name in cls.model_fields if name not in with_features and not name.startswith("feature"))
 
 
-class GRPORecipe(TrainRecipe):
-    """Group-relative policy optimisation: sample several answers to a prompt and learn from which of them did better."""
+RECIPES: dict[str, type[TrainRecipe]] = {"sft": SFTRecipe, "reward": RewardRecipe, "dpo": DPORecipe, "grpo": GRPORecipe, "ppo": PPORecipe}
 
-    command: ClassVar[str] = "grpo"
-    dropout_forbidden: ClassVar[bool] = True
-    batch_size: Count = Field(
-        default=64, description="Completions per optimiser step, a multiple of num_generations; larger is smoother and slower per step."
-    )
-    learning_rate: Positive = Field(
-        default=1e-6, description="Size of a step; too high breaks the model, too low learns nothing in the time."
-    )
-    num_generations: Count = Field(
-        default=8, description="Answers sampled for each prompt; more gives a steadier comparison and costs more sampling."
-    )
-    max_completion_length: Count = Field(
-        default=512, description="Longest answer sampled, in tokens; too short cuts answers off before they can earn anything."
-    )
-    temperature: Positive = Field(
-        default=1.0, description="Spread of the sampling; higher explores more. The log-probs are worked out at the same temperature."
-    )
-    updates_per_batch: Count = Field(default=1, description="Passes over each batch of samples; more reuses them and leans on the clip.")
-    beta: NotNegative = Field(default=0.0, description="Strength of the tie to the reference; 0 needs no reference.")
-    eps_low: Positive = Field(default=0.2, description="How far a token's ratio may fall below 1 before it stops counting.")
-    eps_high: Positive = Field(
-        default=0.2, description="How far a token's ratio may rise above 1 before it stops counting; higher lets rare tokens grow."
-    )
-    scale_rewards: Literal["group", "batch", "none"] = Field(
-        default="group", description="What the centred rewards are divided by: their spread in the group, in the batch, or nothing."
-    )
-    aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = Field(
-        default="token-mean",
-        description="How tokens become one loss: which of long and short answers weigh more; docs/losses.md has each formula.",
-    )
-    mask_truncated: Flag = Field(
-        default=False, description="Leave answers that hit max_completion_length out of the loss; their reward still counts in the group."
-    )
-
-    @model_validator(mode="after")
-    def _grpo_settings_agree(self) -> Self:
-        rows, group = self.batch_size, self.num_generations
-        if group < 2:
-            raise SettingError(f"a group needs at least 2 answers to compare, got {group}", key="num_generations", remedy="8 is usual.")
-        if rows % group:
-            nearby = [n for n in (rows - rows % group, rows - rows % group + group) if n]
-            divisors = [n for n in range(2, rows + 1) if rows % n == 0]
-            raise SettingError(
-                f"batch_size {rows} is not a multiple of num_generations {group}",
-                key="batch_size",
-                remedy=f"These would work: batch_size {_either(nearby)}"
-                + (f", or num_generations {_either(sorted(divisors, key=lambda n: abs(n - group))[:3])}." if divisors else "."),
-            )
-        if self.eps_low >= 1:
-            raise SettingError(f"must be below 1, got {self.eps_low:g}: a ratio cannot fall below 0", key="eps_low", remedy="0.2 is usual.")
-        return self
-
-
-def _either(numbers: list[int]) -> str:
-    listed = [str(n) for n in sorted(numbers)]
-    return listed[0] if len(listed) == 1 else f"{', '.join(listed[:-1])} or {listed[-1]}"
-
-
-RECIPES: dict[str, type[TrainRecipe]] = {"sft": SFTRecipe, "reward": RewardRecipe, "dpo": DPORecipe, "grpo": GRPORecipe}
-
-__all__ = ["RECIPES", "DPORecipe", "GRPORecipe", "LoraConfig", "RewardRecipe", "SFTRecipe", "TrainRecipe"]
+__all__ = ["RECIPES", "DPORecipe", "GRPORecipe", "LoraConfig", "PPORecipe", "RewardRecipe", "SFTRecipe", "TrainRecipe"]

@@ -33,11 +33,20 @@ FILE = "rollouts.jsonl"
 class Sampled(Protocol):
     """What an engine gives back for one continuation; `tether.engines.local.Completion` is one."""
 
-    sample: int
-    tokens: list[int]
-    logps: list[float]
-    sampling_logps: list[float]
-    finish_reason: Any
+    @property
+    def sample(self) -> int: ...
+
+    @property
+    def tokens(self) -> list[int]: ...
+
+    @property
+    def logps(self) -> list[float]: ...
+
+    @property
+    def sampling_logps(self) -> list[float]: ...
+
+    @property
+    def finish_reason(self) -> Any: ...
 
 
 @dataclass(frozen=True)

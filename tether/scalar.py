@@ -122,6 +122,13 @@ class ScalarModel:
         scores: Tensor = base.score(hidden.to(torch.promote_types(hidden.dtype, torch.float32)))
         return scores
 
+    def values(self, packed: Packed) -> Tensor:
+        """(M,) float32, the one head read ahead of each trained token: a critic's values."""
+        hidden = self.engine.hidden(packed)[packed.predict]  # (M, H)
+        base = self.model.get_base_model() if is_adapted(self.model) else self.model
+        values: Tensor = base.score(hidden.to(torch.promote_types(hidden.dtype, torch.float32)))[:, 0]
+        return values
+
     def combine(self, scores: Tensor) -> Tensor:
         """(A, heads) -> (A,): mean over heads - lcb x their standard deviation (population). One head: the score itself."""
         if scores.shape[-1] == 1:

@@ -53,7 +53,8 @@ def check_rows(run: Run, examples: Sequence[Example], n_read: int, *, what: str,
         run.say(f"warning: {lost} of {n_read} rows are not trained on")
     tokens = sum(e.n_tokens for e in examples)
     trained = sum(e.n_trained for e in examples)
-    run.say(f"{len(examples)} {what}, {tokens:,} tokens computed an epoch, {trained:,} of them trained")
+    shares = f" computed an epoch, {trained:,} of them trained" if trained else ""
+    run.say(f"{len(examples)} {what}, {tokens:,} tokens{shares}")
 
 
 def check_start(

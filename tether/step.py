@@ -44,7 +44,14 @@ class Update:
     steps of its own precision. Keep trained weights in float32.
     """
 
-    def __init__(self, named_parameters: Mapping[str, nn.Parameter], recipe: UpdateRecipe, total_steps: int) -> None:
+    def __init__(
+        self,
+        named_parameters: Mapping[str, nn.Parameter],
+        recipe: UpdateRecipe,
+        total_steps: int,
+        rates: Mapping[str, float] | None = None,
+    ) -> None:
+        """`rates` gives the peak learning rate of parameters whose names begin so, such as {"critic.": 9e-6}."""
         if not named_parameters:
             raise ValueError("there is no trainable parameter")
         self.parameters = dict(named_parameters)
@@ -60,11 +67,11 @@ class Update:
             )
         # What the optimiser moves: the parameter itself, or the float32 copy of a half-precision one.
         self.masters = {n: nn.Parameter(p.detach().float()) if n in set(half) else p for n, p in self.parameters.items()}
-        matrices = [p for p in self.masters.values() if p.ndim >= 2]
-        vectors = [p for p in self.masters.values() if p.ndim < 2]
-        groups = [
-            {"params": params, "weight_decay": decay} for params, decay in ((matrices, recipe.weight_decay), (vectors, 0.0)) if params
-        ]
+        kinds: dict[tuple[float, float], list[nn.Parameter]] = {}
+        for name, p in self.masters.items():
+            rate = next((r for start, r in (rates or {}).items() if name.startswith(start)), recipe.learning_rate)
+            kinds.setdefault((recipe.weight_decay if p.ndim >= 2 else 0.0, rate / recipe.learning_rate), []).append(p)
+        groups = [{"params": params, "weight_decay": decay, "scale": scale} for (decay, scale), params in kinds.items()]
         self.optimizer = torch.optim.AdamW(
             groups,
             lr=recipe.learning_rate,
@@ -128,7 +135,7 @@ class Update:
             if scale != 1.0 and master.grad is not None:
                 master.grad.mul_(scale)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["scale"]
         self.optimizer.step()
         # The fused optimiser leaves the version counters alone, and copies of weights in another type are kept by them.
         torch.autograd.graph.increment_version([m for m in self.masters.values() if m.grad is not None])

@@ -19,7 +19,7 @@ Words = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="RECIPE|COMMAND [KEY=VALUE]...",
-        help="A YAML recipe, or the name of a command (sft, reward, dpo, grpo), and settings that win over it.",
+        help="A YAML recipe, or the name of a command (sft, reward, dpo, grpo, ppo), and settings that win over it.",
     ),
 ]
 

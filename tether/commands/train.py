@@ -1,4 +1,4 @@
-"""`tether sft`, `tether reward`, `tether dpo`: a recipe into a run."""
+"""`tether sft`, `tether reward`, `tether dpo`, `tether grpo`, `tether ppo`: a recipe into a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ import typer
 from tether.errors import UserError
 from tether.run import Run
 
-ALGORITHMS = {"sft": "tether.algorithms.sft", "reward": "tether.algorithms.reward_model", "dpo": "tether.algorithms.dpo"}
+ALGORITHMS = {
+    "sft": "tether.algorithms.sft",
+    "reward": "tether.algorithms.reward_model",
+    "dpo": "tether.algorithms.dpo",
+    "grpo": "tether.algorithms.grpo",
+    "ppo": "tether.algorithms.ppo",
+}
 
 Words = Annotated[
     list[str] | None,
@@ -37,6 +43,16 @@ def reward(words: Words = None, model: Model = None, data: Data = None, run: Run
 def dpo(words: Words = None, model: Model = None, data: Data = None, run: RunFolder = None, steps: Steps = None) -> None:
     """Learn from pairs of answers without a reward model (DPO and its family)."""
     train("dpo", words, model=model, data=data, run=run, max_steps=steps)
+
+
+def grpo(words: Words = None, model: Model = None, data: Data = None, run: RunFolder = None, steps: Steps = None) -> None:
+    """Sample several answers to a prompt and learn from which did better (GRPO and the methods around it)."""
+    train("grpo", words, model=model, data=data, run=run, max_steps=steps)
+
+
+def ppo(words: Words = None, model: Model = None, data: Data = None, run: RunFolder = None, steps: Steps = None) -> None:
+    """Sample answers and learn from their rewards with a critic (PPO)."""
+    train("ppo", words, model=model, data=data, run=run, max_steps=steps)
 
 
 def train(command: str, words: list[str] | None, **flags: Any) -> None:

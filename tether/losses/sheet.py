@@ -261,7 +261,9 @@ class Preset:
 
 POLICY_PRESETS: dict[str, Preset] = {
     "reinforce": Preset("batch_mean", "reinforce", "seq-mean-token-sum", "in reward (k1)", "Williams 1992"),
-    "rloo": Preset("rloo", "reinforce", "seq-mean-token-sum", "in reward (k1)", "Ahmadian et al. 2024, arXiv:2402.14740"),
+    "rloo": Preset(
+        "rloo", "reinforce", "seq-mean-token-sum", "in reward (k1)", "Ahmadian et al. 2024, arXiv:2402.14740", {"kl_coef": 0.05}
+    ),
     "grpo": Preset(
         "group_norm",
         "ppo",

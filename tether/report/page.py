@@ -25,6 +25,7 @@ NAMES = {
     "reward": "Reward model",
     "dpo": "Preference optimisation",
     "grpo": "Group-relative policy optimisation",
+    "ppo": "Proximal policy optimisation",
 }
 LINES_SHOWN = 12  # of each kind of notice
 

@@ -1,0 +1,320 @@
+"""From prompts to scored attempts: groups are sampled from the policy as it is, judged by the rewards, and counted.
+
+Everything is a pure function of weights, seed and step, so a step that is made again after an interruption is the same step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tether import prompts
+from tether.batch import Example
+from tether.chat import encode_prompts
+from tether.engines.kv import round_up
+from tether.engines.local import LocalSampler, Request
+from tether.engines.sampling import Sampling
+from tether.errors import UserError
+from tether.files import Loaded, Problem
+from tether.masked import all_equal
+from tether.policy import Policy
+from tether.prompts import Prompt
+from tether.reward import Reward, RewardFunction, Rewards, Scored
+from tether.rewards.functions import reward
+from tether.rewards.length import OverlongPenalty
+from tether.rl_recipe import SamplingRecipe
+from tether.rollout import Rollout, from_sampled
+from tether.rollout import groups as by_group
+from tether.run import Run
+from tether.stopwatch import Stopwatch
+from tether.training_rows import Rows, training_rows
+
+OVERLONG = "overlong"
+CUT_OFF_SHARE, FIRST_STEPS = 0.5, 3  # above this share in one of the first steps, the length limit is warned of
+
+
+def load_prompts(recipe: SamplingRecipe, policy: Policy, run: Run) -> Rows:
+    """Prompts as token ids; `extra` holds the text (`prompt`) and the row's other columns (`columns`)."""
+
+    def encode(loaded: Loaded[Prompt]) -> Any:
+        rows = [Prompt(row.prompt, row.source, {"prompt": row.prompt, "columns": row.extra}) for row in loaded.rows]
+        return encode_prompts(dataclasses.replace(loaded, rows=rows), policy.codec, max_length=recipe.max_length)
+
+    return training_rows(recipe, run, prompts.load, encode, what="prompts", refine=lambda examples: _with_room(recipe, examples))
+
+
+def _with_room(recipe: SamplingRecipe, examples: Sequence[Example]) -> tuple[list[Example], list[Problem]]:
+    """Leave out prompts that would not leave `max_completion_length` tokens within `max_length`."""
+    room = recipe.max_length - recipe.max_completion_length
+    kept = [e for e in examples if len(e.prompt) <= room]
+    problems = []
+    for e in examples:
+        if len(e.prompt) > room and e.source is not None:
+            words = f"the prompt has {len(e.prompt)} tokens; with answers of {recipe.max_completion_length} max_length leaves {room}"
+            problems.append(Problem(e.source, "prompt_too_long", words, "Raise max_length, or shorten the prompt.", "drop", "prompt"))
+    return kept, problems
+
+
+def make_rewards(recipe: SamplingRecipe, run: Run, given: Sequence[Reward | RewardFunction] | None = None) -> Rewards:
+    """The recipe's rewards, or functions given in Python; with `overlong_cache` the penalty for length as one more part."""
+    if given is not None and recipe.rewards:
+        raise UserError("rewards were given in the recipe and in the call", where="rewards", remedy="Keep one of the two.")
+    parts: list[Reward | RewardFunction] = list(given or [])
+    for entry in recipe.rewards:
+        block = {"reward": entry} if isinstance(entry, str) else dict(entry)
+        parts.append(reward(block.pop("reward"), **block))
+    if not parts:
+        raise UserError(
+            "no reward was given: there is nothing to learn from",
+            where="rewards",
+            remedy="Add `rewards: [math]` or your own function, as in `rewards: [my_rewards.py:brevity]`.",
+        )
+    cache = getattr(recipe, "overlong_cache", None)
+    if cache is not None:
+        parts.append(Reward(OverlongPenalty(max_length=recipe.max_completion_length, cache=cache), OVERLONG))
+    return Rewards(parts, mixture=getattr(recipe, "reward_mixture", "sum_then_normalize"), say=run.say)
+
+
+@dataclass
+class Attempts:
+    """The attempts of a step. `groups` are learnt from; `all` holds also those that dynamic sampling set aside."""
+
+    groups: list[list[Rollout]]
+    all: list[Rollout]
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        return [r for group in self.groups for r in group]
+
+
+class Rollouts:
+    """Samples and scores for one run. `watch` is told how long each of the two takes."""
+
+    def __init__(
+        self, recipe: SamplingRecipe, policy: Policy, data: Sequence[Example], rewards: Rewards, run: Run, watch: Stopwatch | None = None
+    ) -> None:
+        self.recipe, self.policy, self.data, self.rewards, self.run = recipe, policy, data, rewards, run
+        self.watch = watch or Stopwatch()
+        self.sampling = Sampling(max_new_tokens=recipe.max_completion_length, temperature=recipe.temperature)
+        longest = max((len(e.prompt) for e in data), default=1) + recipe.max_completion_length
+        # A stated size: what happens to be free would decide who shares a forward pass, and with it the last bits.
+        self.sampler = LocalSampler(
+            policy.model,
+            policy.codec,
+            precision=policy.precision,
+            slots=recipe.sampling_slots,
+            cache_tokens=recipe.sampling_slots * round_up(longest),
+        )
+        if self.sampler.notice:
+            run.note("slow_sampling", self.sampler.notice)
+            run.say(self.sampler.notice)
+        limit = self.sampler.positions
+        if limit is not None and longest > limit:
+            raise UserError(
+                f"a prompt and its answer may have {longest} tokens together, the model has {limit} positions",
+                where="max_completion_length",
+                remedy="Lower it, or lower max_length.",
+            )
+
+    def step(self, step: int, rows: Sequence[int]) -> Attempts:
+        """The step's groups: `num_generations` attempts at each of the prompts `rows`, scored."""
+        sampled = self.round(step, 0, rows)
+        groups, seen, kept = by_group(sampled), len(rows), list(sampled)
+        if getattr(self.recipe, "dynamic_sampling", False):
+            groups = [g for g in groups if not alike(g)]
+            for again in range(1, self.recipe.max_sampling_rounds):  # type: ignore[attr-defined]
+                missing = len(rows) - len(groups)
+                if not missing:
+                    break
+                wanted = min(len(rows), math.ceil(missing * seen / max(1, len(groups))))
+                more = self.round(step, again, self._others(step, again, wanted, rows))
+                kept += more
+                seen += wanted
+                groups += [g for g in by_group(more) if not alike(g)]
+            groups = groups[: len(rows)]
+        metrics = attempt_metrics(kept, groups)
+        if getattr(self.recipe, "dynamic_sampling", False):
+            informative = sum(not alike(g) for g in by_group(kept))
+            metrics["dynamic_sampling/acceptance"] = informative / seen
+            metrics["dynamic_sampling/prompts"] = float(seen)
+        self._warn_of_cut_answers(step, metrics)
+        return Attempts(groups, kept, metrics)
+
+    def round(self, step: int, number: int, rows: Sequence[int]) -> list[Rollout]:
+        """One round of sampling and scoring."""
+        many = self.recipe.groups_per_step * (getattr(self.recipe, "max_sampling_rounds", 1) + 1)
+        first = step * many + number * self.recipe.groups_per_step
+        seeds = [f"{self.recipe.seed}/{step}/{number}/{k}" for k in range(len(rows))]
+        return self.attempts([self.data[i] for i in rows], rows, seeds, self.sampling, self.recipe.num_generations, first, step)
+
+    def attempts(
+        self,
+        examples: Sequence[Example],
+        ids: Sequence[int],
+        seeds: Sequence[str],
+        sampling: Sampling,
+        n: int,
+        first_group: int,
+        version: int,
+    ) -> list[Rollout]:
+        """`n` attempts at each example, scored, in the order of the examples."""
+        if not examples:
+            return []
+        with self.watch("sampling"):
+            self.sampler.refresh()
+            requests = [Request(e.prompt, sampling, n, seed) for e, seed in zip(examples, seeds, strict=True)]
+            try:
+                completions = self.sampler.sample(requests)
+            except UserError as error:
+                bad = next((i for i in range(len(examples)) if error.where == f"request {i}"), None)
+                raise UserError(
+                    error.what, where=str(examples[bad].source) if bad is not None else error.where, remedy=error.remedy
+                ) from None
+            made = [
+                from_sampled(
+                    c,
+                    prompt=examples[c.request].extra["prompt"],
+                    prompt_ids=examples[c.request].prompt,
+                    prompt_id=ids[c.request],
+                    group=first_group + c.request,
+                    codec=self.policy.codec,
+                    policy_version=version,
+                    source=examples[c.request].source,
+                    columns=examples[c.request].extra["columns"],
+                )
+                for c in completions
+            ]
+        with self.watch("reward"):
+            scored, table = self.rewards.score_rollouts(made)
+        self._tell(table)
+        return scored
+
+    def _others(self, step: int, number: int, n: int, used: Sequence[int]) -> list[int]:
+        """More prompts, drawn at random from those that the step has not had while there are any."""
+        draw = random.Random(f"{self.recipe.seed}/{step}/{number}")
+        fresh = [i for i in range(len(self.data)) if i not in set(used)] or list(range(len(self.data)))
+        return draw.sample(fresh, n) if n <= len(fresh) else [draw.choice(fresh) for _ in range(n)]
+
+    def _tell(self, table: Scored) -> None:
+        for text in table.notices:
+            self.run.note("reward", text)
+            self.run.say(f"warning: {text}")
+
+    def _warn_of_cut_answers(self, step: int, metrics: dict[str, float]) -> None:
+        share = metrics.get("completions/clipped_ratio", 0.0)
+        if step < FIRST_STEPS and share > CUT_OFF_SHARE:
+            text = (
+                f"{share:.0%} of the answers were cut off at max_completion_length {self.recipe.max_completion_length} in step {step + 1}: "
+                "what is cut off can hardly earn anything. Raise max_completion_length, or ask for shorter answers in the prompt."
+            )
+            self.run.note("cut_off", text, step=step + 1)
+            self.run.say(f"warning: {text}")
+
+
+def alike(group: Sequence[Rollout]) -> bool:
+    """Whether all scored attempts earn the same, up to rounding and before any penalty for length: nothing to learn from."""
+    totals = [task_reward(r) for r in group if r.total is not None]
+    return all_equal(torch.tensor(totals, dtype=torch.float64))
+
+
+def task_reward(rollout: Rollout) -> float:
+    """The total without the penalty for length."""
+    assert rollout.total is not None
+    return rollout.total - (rollout.rewards.get(OVERLONG) or 0.0)
+
+
+def attempt_metrics(rollouts: Sequence[Rollout], learnt: Sequence[Sequence[Rollout]] = ()) -> dict[str, float]:
+    """Rewards by part, groups without a spread, lengths: over everything sampled, so that selection does not flatter it."""
+    groups = by_group(rollouts)
+    totals = [r.total for r in rollouts if r.total is not None]
+    out: dict[str, float] = {}
+    if totals:
+        out["reward"] = _mean(totals)
+        spreads = [_std([r.total for r in g if r.total is not None]) for g in groups if sum(r.total is not None for r in g) > 1]
+        if spreads:
+            out["reward_std"] = _mean(spreads)
+    for name in rollouts[0].rewards if rollouts else ():
+        values = [v for r in rollouts if (v := r.rewards[name]) is not None]
+        if values:
+            out |= {f"rewards/{name}/mean": _mean(values), f"rewards/{name}/std": _std(values)}
+        if len(values) < len(rollouts):
+            out[f"rewards/{name}/unscored"] = 1 - len(values) / len(rollouts)
+    if any(len(g) > 1 for g in groups):
+        flat = [g for g in groups if alike(g)]
+        right = sum(_mean([task_reward(r) for r in g if r.total is not None]) > 0 for g in flat if any(r.total is not None for r in g))
+        out["frac_reward_zero_std"] = len(flat) / len(groups)
+        out["frac_reward_zero_std/all_right"] = right / len(groups)
+        out["frac_reward_zero_std/all_wrong"] = (len(flat) - right) / len(groups)
+    kept = [r.total for g in learnt for r in g if r.total is not None]
+    if kept and len(kept) < len(totals):
+        out["dynamic_sampling/reward"] = _mean(kept)
+    lengths = [len(r.tokens) for r in rollouts]
+    ended = [len(r.tokens) for r in rollouts if r.finished]
+    if lengths:
+        out |= {
+            "completions/mean_length": _mean(lengths),
+            "completions/min_length": float(min(lengths)),
+            "completions/max_length": float(max(lengths)),
+            "completions/clipped_ratio": 1 - len(ended) / len(lengths),
+        }
+    if ended:
+        out["completions/mean_terminated_length"] = _mean(ended)
+    return out
+
+
+def evaluate(rollouts: Rollouts, held_out: Sequence[Example], step: int) -> dict[str, float]:
+    """Rewards on prompts that are never trained on: sampled as in training, and greedily. Logged with the prefix `eval_`."""
+    recipe = rollouts.recipe
+    out: dict[str, float] = {}
+    ids = list(range(len(held_out)))
+    for prefix, sampling in (
+        ("eval_", rollouts.sampling),
+        ("eval_greedy_", dataclasses.replace(rollouts.sampling, temperature=0.0)),
+    ):
+        made = rollouts.attempts(held_out, ids, [f"{recipe.seed}/eval/{i}" for i in ids], sampling, 1, 0, step)
+        found = attempt_metrics(made)
+        out |= {
+            f"{prefix}{name}": value for name, value in found.items() if name == "reward" or name.endswith(("/mean", "length", "ratio"))
+        }
+    rollouts.watch.metrics()
+    rollouts.run.log(step, out)
+    return out
+
+
+def check_sampling(run: Run, sampled: Tensor, trained: Tensor, mask: Tensor, *, precision: str, tolerance: Callable[[str], float]) -> None:
+    """Before anything is learnt: the log-probs kept while sampling are those of the training pass, so ratios begin at 1.
+
+    All (R, T). Raises UserError when they differ by more than rounding: the update would be off by it at every step.
+    """
+    gap = (trained - sampled)[mask]
+    worst, mean = float(gap.abs().max()), float(gap.abs().mean())
+    limit = tolerance(precision)
+    if not math.isfinite(worst) or mean > limit:
+        raise UserError(
+            f"at the start the log-probs of sampling and of training differ by {mean:.2e} nats per token (at most {limit:.0e} expected)",
+            remedy="Set precision: fp32; if it stays, this model's sampling and training passes disagree and it cannot be trained so.",
+        )
+    words = f"start-up check: ratio {float(gap.exp().mean()):.6f} between sampling and training, largest difference {worst:.1e} nats"
+    run.say(words)
+    run.note("startup_check", words)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _std(values: Sequence[float | None]) -> float:
+    """Sample standard deviation; 0 for one value."""
+    numbers = [v for v in values if v is not None]
+    if len(numbers) < 2:
+        return 0.0
+    mean = _mean(numbers)
+    return math.sqrt(sum((v - mean) ** 2 for v in numbers) / (len(numbers) - 1))
