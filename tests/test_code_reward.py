@@ -250,6 +250,7 @@ GOOD = {
     "a builtin's name": ("def sum(a, b):\n    return a + b", ["assert sum(2, 3) == 5"]),
     "the program's own objects": ("class N:\n    def __init__(self, v): self.v = v\ndef f(n): return n.v", ["assert f(N(3)) == 3"]),
     "text of an object": ("class M:\n    def __repr__(self): return 'M!'\ndef f(): return M()", ["assert str(f()) == 'M!'"]),
+    "types as arguments": ("def f(xs, kind): return [x for x in xs if type(x) is kind]", ["assert f([1, 'a', 2], int) == [1, 2]"]),
     "main guard": ("def f(): return 1\nif __name__ == '__main__':\n    input()", ["assert f() == 1"]),
     "threads": (
         "import threading\ndef f():\n    out = []\n    ts = [threading.Thread(target=out.append, args=(i,)) for i in range(4)]\n"

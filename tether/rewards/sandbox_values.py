@@ -5,6 +5,7 @@ JSON for plain values, by their exact content. An object of any other kind is a 
 
 from __future__ import annotations
 
+import builtins
 import json
 import os
 from collections.abc import Callable
@@ -61,7 +62,10 @@ def encode(value: Any, keep: Callable[[Any], int | str] | None, depth: int = 0) 
         return {"F": [inner(x) for x in frozenset.__iter__(value)]}
     if isinstance(value, range):
         return {"r": [value.start, value.stop, value.step]}
-    kind = type(value)
+    kind: type = type(value)
+    name = getattr(value, "__name__", "") if kind is type else ""
+    if name and getattr(builtins, name, None) is value:
+        return {"T": name}
     if kind.__module__ == "numpy" and hasattr(value, "tolist"):
         return inner(value.tolist())
     if kind.__module__ in ("fractions", "decimal") and kind.__name__ in ("Fraction", "Decimal"):
@@ -105,11 +109,19 @@ def decode(data: Any, handle: Callable[[Any, str], Any], depth: int = 0) -> Any:
         "S": lambda: {inner(x) for x in body},
         "F": lambda: frozenset([inner(x) for x in body]),
         "r": lambda: range(*body),
+        "T": lambda: _builtin_type(body),
         "n": lambda: _number(body),
     }
     if tag not in make:
         raise ProgramFailed("no plain value")
     return make[tag]()
+
+
+def _builtin_type(name: str) -> type:
+    found = getattr(builtins, name, None)
+    if not isinstance(found, type):
+        raise ProgramFailed("no plain value")
+    return found
 
 
 def _number(body: list[str]) -> Any:
