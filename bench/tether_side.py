@@ -30,6 +30,9 @@ def main() -> None:
 
     folder = Path(tempfile.mkdtemp())
     rows = Path(a.data).read_text().splitlines()[: a.rows or a.batch * (a.steps + a.warmup)]
+    if a.method == "sft":  # the demonstration of a pair is its prompt with the chosen answer, as on the other side
+        pairs = [json.loads(row) for row in rows]
+        rows = [json.dumps({"messages": pair["prompt"] + pair["chosen"]}) for pair in pairs]
     (folder / "rows.jsonl").write_text("\n".join(rows) + "\n")
     settings = {
         "model": a.model, "data": str(folder / "rows.jsonl"), "run": str(folder / "run"), "precision": a.dtype, "batch_size": a.batch,
@@ -51,7 +54,9 @@ def main() -> None:
 
         def zero_head(*args, **kwargs):
             model = fresh(*args, **kwargs)
-            torch.nn.init.zeros_(model.head.weight)
+            for name, parameter in model.parameters().items():
+                if "score" in name:
+                    torch.nn.init.zeros_(parameter)
             return model
 
         ScalarModel.from_recipe = zero_head

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests import toy_text as toy
-from tests.toy_text import case_file
+from tests.toy_text import case_file, case_lines
 from tether import chat, conversations, preferences
 from tether.chat import Codec, encode_conversations, encode_preferences
 from tether.conversations import Conversation
@@ -234,8 +234,8 @@ def test_train_on_all_takes_everything_but_tool_turns() -> None:
     messages = [user("Use the tool."), said("call add(2,2)"), {"role": "tool", "content": "4"}, said("It is 4.")]
     example = codec.conversation(chat_row(*messages), "all")
     rendered = codec.tokenizer.apply_chat_template(messages, tokenize=False)
-    assert whole_text(codec, example) == rendered.rstrip("\n")
-    assert trained_text(codec, example) == rendered.replace("<|im_start|>tool\n4<|im_end|>\n", "").removeprefix("<|im_start|>").rstrip("\n")
+    assert whole_text(codec, example) == rendered
+    assert trained_text(codec, example) == rendered.replace("<|im_start|>tool\n4<|im_end|>\n", "").removeprefix("<|im_start|>")
     pair = Conversation(None, "Count up.", "1 2", None, HERE)
     both = codec.conversation(pair, "all")
     assert whole_text(codec, both) == "Count up.1 2<|end|>"
@@ -490,8 +490,7 @@ def test_a_script_without_a_main_guard_works_under_spawn(tmp_path: Path) -> None
 
 
 def chat_cases() -> list[tuple[int, dict[str, Any]]]:
-    text = case_file("sft_chats").read_text()
-    return [(i, json.loads(line)) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
+    return [(i, json.loads(line)) for i, line in enumerate(case_lines("sft_chats"), 1) if line.strip()]
 
 
 @pytest.mark.parametrize("line, row", chat_cases(), ids=lambda v: f"line {v}" if isinstance(v, int) else v["expect"][:30])
@@ -501,7 +500,7 @@ def test_each_handed_chat_is_trained_on_its_answers_and_nothing_else(line: int, 
     make, (before, after), end = CASES[name]
     codec = Codec(make())
     loaded = conversations.load(str(case_file("sft_chats")))
-    answers = [m["content"] for m in row["messages"] if m["role"] == "assistant" and m["content"].strip()]
+    answers = [m["content"] for m in row["messages"] if m["role"] == "assistant" and (m["content"] or "").strip()]
     for train_on in ("assistant", "last"):
         encoded = encode_conversations(loaded, codec, max_length=None, train_on=train_on)  # type: ignore[arg-type]
         made = [e for e in encoded.examples if e.source is not None and e.source.line == line]
@@ -514,16 +513,17 @@ def test_each_handed_chat_is_trained_on_its_answers_and_nothing_else(line: int, 
         assert len(made) == 1
         assert same(codec, trained_text(codec, made[0]), "".join(before + a + after + end for a in wanted))
         shown = "".join(whole_text(codec, made[0]).split())
-        assert all("".join(m["content"].split()) in shown for m in row["messages"])  # no turn is lost
+        last = max(i for i, m in enumerate(row["messages"]) if m["role"] == "assistant" and m["content"] in answers)
+        assert all("".join((m["content"] or "").split()) in shown for m in row["messages"][: last + 1])  # no turn is lost
         if row["expect"].startswith("train on: "):
-            said_text = row["expect"].removeprefix("train on: ").split(" + ")[0]
+            said_text = row["expect"].removeprefix("train on: ").rpartition(" + end mark")[0]
             assert same(codec, trained_text(codec, made[0]), before + said_text + after + end)
 
 
 def test_the_handed_lengths_train_every_answer_token_and_the_end() -> None:
     loaded = conversations.load(str(case_file("sft_lengths")))
     assert loaded.problems == []
-    raw = [json.loads(line) for line in case_file("sft_lengths").read_text().splitlines() if line.strip()]
+    raw = [json.loads(line) for line in case_lines("sft_lengths") if line.strip()]
     for name in ("chatml", "built in", "sentencepiece"):
         codec = Codec(CASES[name][0]())
         encoded = encode_conversations(loaded, codec, max_length=None)

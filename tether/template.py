@@ -152,15 +152,15 @@ class ChatTemplate:
         return full[: spans[0][0]], pieces, notes
 
     def everything(self, messages: Sequence[Message]) -> tuple[list[Piece], list[Note]]:
-        """The whole conversation as trained text, tool turns excepted: nobody wants a model that makes up tool results."""
+        """The whole conversation as trained text, to the last blank that the template writes; tool turns excepted: nobody wants a
+        model that makes up tool results."""
         full = self.render(messages, opened=False)
         notes = self._lost(messages, full)
         needs_end = False
         if messages[-1]["role"] == "assistant":
             before = self.prompt(messages[:-1])
             if full.startswith(before):
-                piece = self.answer(full[len(before) :])
-                full, needs_end = before + piece.text, piece.needs_end
+                needs_end = self.answer(full[len(before) :]).needs_end
         pieces: list[Piece] = []
         at, i = 0, 0
         while i < len(messages):
