@@ -510,6 +510,8 @@ def test_each_handed_chat_is_trained_on_its_answers_and_nothing_else(line: int, 
             assert [p.action for p in about if p.action in ("drop", "reject")]
             continue
         wanted = answers if train_on == "assistant" else answers[-1:]
+        if "trim" in str(codec.tokenizer.chat_template):
+            wanted = [a.strip() for a in wanted]
         assert len(made) == 1
         assert same(codec, trained_text(codec, made[0]), "".join(before + a + after + end for a in wanted))
         shown = "".join(whole_text(codec, made[0]).split())

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests import toy_text as toy
-from tests.toy_text import case_file
+from tests.toy_text import case_file, case_lines, expectations
 from tether.cli import run
 from tether.codec import Codec
 from tether.data_report import LengthBias, Spread, length_bias, make_report
@@ -134,12 +134,11 @@ def test_the_command_as_json_is_json_and_complete(tmp_path: Path, capsys: pytest
     report = json.loads(capsys.readouterr().out)
     assert report["files"] == [path]
     named = {(p["line"], p["action"]) for p in report["problems"]}
-    side = case_file("prefs_weird").with_suffix("").with_suffix(".expect.jsonl")
-    for case in map(json.loads, side.read_text().splitlines()):
+    for case in expectations("prefs_weird"):
         if case["expect"] == "reject_with_line_number":
             assert (case["line"], "reject") in named
     assert sum(c["rows"] for c in report["counts"]) == len({(p["line"], p["action"], p["kind"]) for p in report["problems"]})
-    assert report["rows_in_file"] == len(case_file("prefs_weird").read_text().split("\n")) - 1
+    assert report["rows_in_file"] == sum(bool(line.strip()) for line in case_lines("prefs_weird"))
 
 
 def test_the_exit_code_is_2_for_what_a_run_would_refuse(tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:

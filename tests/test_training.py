@@ -37,7 +37,8 @@ def words(start: int, n: int) -> str:
 def pair_rows(n: int = 23) -> list[dict[str, Any]]:
     """Chosen answers say w10, rejected ones w20; lengths differ widely, so that a mean of means would show."""
     return [
-        {"prompt": words(i, 2 + i % 5), "chosen": "w10 " + words(i, i % 7), "rejected": "w20 " + words(2 * i, (3 * i) % 11)} for i in range(n)
+        {"prompt": words(i, 2 + i % 5), "chosen": "w10 " + words(i, i % 7), "rejected": "w20 " + words(2 * i, (3 * i) % 11)}
+        for i in range(n)
     ]
 
 
@@ -110,7 +111,9 @@ def test_micro_batches_do_not_show(train: Train, loss_type: str) -> None:
 def test_micro_batches_do_not_show_in_sft_kto_and_reward_models(train: Train) -> None:
     demonstrations = [{"prompt": r["prompt"], "completion": r["chosen"]} for r in pair_rows()]
     labelled = [{"prompt": r["prompt"], "completion": r["chosen"], "label": i % 2 == 0} for i, r in enumerate(pair_rows())]
-    ranked = [{"prompt": words(i, 3), "answers": [words(i, 2), words(i + 1, 5), words(i + 2, 3)], "ranks": [1, 2, 2 + i % 2]} for i in range(9)]
+    ranked = [
+        {"prompt": words(i, 3), "answers": [words(i, 2), words(i + 1, 5), words(i + 2, 3)], "ranks": [1, 2, 2 + i % 2]} for i in range(9)
+    ]
     for command, rows, more in (
         ("sft", demonstrations, {}),
         ("dpo", labelled, {"loss_type": "kto"}),
@@ -153,7 +156,7 @@ def test_an_overfitted_model_ends_its_answers(train: Train) -> None:
 
 
 def test_reward_model_reports_held_out_accuracy_with_interval(train: Train) -> None:
-    run, summary = train("reward", pair_rows(40), learning_rate=5e-3, epochs=4, eval_fraction=0.25)
+    _, summary = train("reward", pair_rows(40), learning_rate=5e-3, epochs=4, eval_fraction=0.25)
     accuracy = summary["held_out"]["accuracy"]
     assert accuracy["n"] == 10
     assert 0 <= accuracy["low"] < accuracy["value"] <= accuracy["high"] <= 1

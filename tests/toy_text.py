@@ -33,6 +33,45 @@ def case_file(name: str) -> Path:
     return Path(os.environ.get(f"TETHER_CASES_{short}") or Path(__file__).parent / "cases" / f"{name}.jsonl")
 
 
+def case_lines(name: str) -> list[str]:
+    """The lines of such a file, split at line ends alone (texts may hold other separators); line n is entry n - 1."""
+    return case_file(name).read_text(encoding="utf-8", errors="replace").split("\n")
+
+
+def expectations(name: str) -> list[dict[str, Any]]:
+    """The file's side file `*.expect.jsonl`: what each line should come to."""
+    path = case_file(name)
+    side = path.with_name(path.stem + ".expect.jsonl")
+    return [json.loads(line) for line in side.read_text(encoding="utf-8").split("\n") if line.strip()]
+
+
+def check_expected(expect: str, actions: set[str], used: bool) -> None:
+    """`expect` of one line against what was done with it: `actions` of its problems, and whether it became a row."""
+    left_out = bool({"reject", "drop"} & actions)
+    if expect == "skip":
+        assert not used
+        assert not actions
+        return
+    assert used != left_out, "a line is used, or it is left out and named: never neither, never both"
+    allowed = {
+        "accept": used and actions <= {"warn"},
+        "accept_once_report_duplicate": actions == {"drop"},
+        "reject_or_drop_counted": left_out,
+        "drop_counted": actions & {"reject", "drop"} == {"drop"},
+        "drop_or_warn": bool(actions & {"drop", "warn"}),
+        "reject_with_line_number": "reject" in actions,
+        "warn": used and "warn" in actions,
+        "truncate_counted": bool(actions & {"truncate", "drop"}),
+        "accept_or_reject_clearly": True,
+        "policy_documented": True,
+        "accept_as_text_or_warn": used,
+        "reject_or_convert_reported": bool(actions),
+        "accept_or_convert_reported": used,
+    }
+    assert expect in allowed, f"unknown expectation {expect!r}"
+    assert allowed[expect], f"{expect}: {sorted(actions)}, used: {used}"
+
+
 @cache
 def _byte_bpe() -> str:
     """A byte-level BPE of GPT-2's kind: any text survives encoding and decoding unchanged."""

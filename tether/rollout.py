@@ -168,7 +168,11 @@ def from_sampled(
     source: Source | None = None,
     columns: dict[str, Any] | None = None,
 ) -> Rollout:
-    """An engine's continuation as a rollout. `codec` is a `tether.chat.Codec` (used for `decode` and `end_ids`)."""
+    """An engine's continuation as a rollout. `codec` is a `tether.chat.Codec` (used for `decode` and `end_ids`).
+
+    What an engine hands on after the first end mark is kept, but it is not the answer and is not trained.
+    """
+    end = next((t for t, token in enumerate(sampled.tokens) if token in codec.end_ids), len(sampled.tokens))
     return Rollout(
         prompt_id=prompt_id,
         group=group,
@@ -176,7 +180,7 @@ def from_sampled(
         prompt=prompt,
         prompt_ids=list(prompt_ids),
         tokens=list(sampled.tokens),
-        trained=[True] * len(sampled.tokens),
+        trained=[t <= end for t in range(len(sampled.tokens))],
         logps=list(sampled.logps),
         sampling_logps=list(sampled.sampling_logps),
         finish_reason=sampled.finish_reason,

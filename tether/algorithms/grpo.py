@@ -24,7 +24,7 @@ from tether.learner import Anchor, Learner
 from tether.loop import Loop, Tally
 from tether.losses.kl import AdaptiveKL, penalised_rewards, shaped_rewards
 from tether.losses.policy_gradient import mismatch_weights, policy_loss
-from tether.masked import masked_whiten
+from tether.masked import all_equal, masked_whiten
 from tether.policy import Policy
 from tether.recipe import GRPORecipe
 from tether.reward import Reward, RewardFunction, Rewards
@@ -151,7 +151,18 @@ def advantages_of(recipe: GRPORecipe, batch: TokenBatch, old: Tensor | None, ref
         return (
             MIXTURES[recipe.reward_mixture](torch.tensor(table, dtype=torch.float64), weights, batch.groups, recipe.std).to(rewards).float()
         )
-    return ADVANTAGES[recipe.advantage](rewards, batch.groups.to(rewards.device), recipe.std).float()
+    advantages = ADVANTAGES[recipe.advantage](rewards, batch.groups.to(rewards.device), recipe.std).float()
+    return advantages if tied else torch.where(flat_rows(recipe, batch).to(rewards.device), 0.0, advantages)
+
+
+def flat_rows(recipe: GRPORecipe, batch: TokenBatch) -> Tensor:
+    """(R,) whether all that a row is compared with earned the same up to rounding: AdamW would make full steps of such noise."""
+    groups = torch.zeros_like(batch.groups) if recipe.advantage == "batch_mean" else batch.groups
+    flat = torch.zeros(len(groups), dtype=torch.bool)
+    for group in torch.unique(groups):
+        rewards = batch.rewards[groups == group]
+        flat[groups == group] = all_equal(rewards[torch.isfinite(rewards)])
+    return flat
 
 
 def updates(

@@ -41,7 +41,7 @@ class Size:
 
 
 # 400 pairs in batches of 8 are 50 steps of either method, enough to see everything the page talks about.
-FULL = Size(pairs=400, test_pairs=100, reward_pairs=400, prompts=128, max_new_tokens=64, batch=8, reward_rate=5e-5, dpo_rate=2e-5)
+FULL = Size(pairs=400, test_pairs=100, reward_pairs=200, prompts=128, max_new_tokens=64, batch=8, reward_rate=5e-5, dpo_rate=2e-5)
 TINY = Size(pairs=48, test_pairs=24, reward_pairs=48, prompts=16, max_new_tokens=16, batch=8, reward_rate=1e-3, dpo_rate=1e-3)
 
 
