@@ -97,7 +97,21 @@ def equal_losses(model: str, folder: Path, trl: Path) -> list[dict]:
     out = []
     for method, extra in (("dpo", []), ("sft", []), ("reward", ["--zero-head"])):
         for dtype in ("fp32", "bf16"):
-            arguments = [method, "--model", model, "--data", str(folder / "mixed.jsonl"), "--rows", "4", "--batch", "4", "--steps", "2", "--warmup", "0"]
+            arguments = [
+                method,
+                "--model",
+                model,
+                "--data",
+                str(folder / "mixed.jsonl"),
+                "--rows",
+                "4",
+                "--batch",
+                "4",
+                "--steps",
+                "2",
+                "--warmup",
+                "0",
+            ]
             arguments += ["--dtype", dtype, *extra]
             theirs, ours = (
                 measure(trl, "trl_side.py", arguments, tuned=True),
