@@ -84,7 +84,10 @@ def split_words(words: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def _place(key: str, places: Mapping[str, str], file: str | Path | None) -> str | None:
-    """Where the key, or the block it is in, was given."""
+    """Where the key, something in the block of that name, or the block it is in, was given."""
+    inside = next((where for name, where in places.items() if name.startswith(f"{key}.")), None)
+    if key not in places and inside is not None:
+        return inside
     while key not in places and "." in key:
         key = key.rpartition(".")[0]
     return places.get(key, str(file) if file is not None else None)
