@@ -169,6 +169,8 @@ def test_tiny_demo_goes_the_whole_road(told: Path) -> None:
         assert not (told / run / "checkpoints").exists()
     held_out = json.loads((told / "reward" / "summary.json").read_text())["held_out"]
     assert held_out["accuracy"]["n"] == story.TINY.test_pairs
+    assert json.loads((told / "reward" / "summary.json").read_text())["prompts"] == story.TINY.reward_pairs
+    assert json.loads((told / "dpo" / "summary.json").read_text())["pairs"] == story.TINY.pairs
 
 
 def test_tiny_demos_numbers_follow_from_its_samples(told: Path) -> None:
