@@ -122,6 +122,7 @@ def made(value: float, low: float, high: float) -> Measure:
     [
         ((0.2, 0.1, 0.3), (20, 15, 25), (-0.4, -0.5, -0.3), "more cheerful.*longer.*got worse.*stand-in rises", "the people would agree"),
         ((0.2, 0.1, 0.3), (0, -1, 1), (0.2, 0.1, 0.3), "more cheerful.*the people would agree", "longer|worse"),
+        ((0.2, 0.1, 0.3), (20, 15, 25), (-0.1, -0.2, 0.1), "more cheerful.*longer.*did not rise with", "got worse|no clear change"),
         ((0.1, -0.1, 0.3), (0, -1, 1), (0.1, -0.1, 0.3), "no change that stands out.*no clear change", "cheerful|longer"),
         ((-0.2, -0.3, -0.1), (20, 15, 25), (-0.4, -0.5, -0.3), "it fell.*longer.*got worse", "cheerful"),
     ],

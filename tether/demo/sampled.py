@@ -127,18 +127,19 @@ def lessons(measures: Mapping[str, Measure], cut: tuple[float, float], n: int) -
         if cut[1] > cut[0] + 0.02:
             text += f" {percent(cut[1])} of the answers now run into the limit, before {percent(cut[0])}."
         told.append({"tone": "watch", "text": text})
+    moved = f"{measured(true.before.value)} → {measured(true.after.value)} ({words(true)})"
+    remedy = "Measure what you want apart from what you train on, and watch the length."
     if true.clear < 0:
-        text = f"By what the people truly like the model got worse: {measured(true.before.value)} → {measured(true.after.value)} ({words(true)}). "
+        text = f"By what the people truly like the model got worse: {moved}. "
         text += "That is the lesson: whatever learns from choices learns the mistakes in them too."
-        told.append({"tone": "watch", "text": text, "remedy": "Measure what you want apart from what you train on, and watch the length."})
+        told.append({"tone": "watch", "text": text, "remedy": remedy})
+    elif true.clear > 0:
+        told.append({"tone": "good", "text": f"True score {moved}: the people would agree."})
+    elif felt.clear > 0:
+        text = f"True score {moved}: what the people truly like did not rise with what they went by. "
+        told.append({"tone": "watch", "text": text + "Whatever learns from choices learns the mistakes in them too.", "remedy": remedy})
     else:
-        text = f"True score {measured(true.before.value)} → {measured(true.after.value)} ({words(true)})"
-        told.append(
-            {
-                "tone": "good" if true.clear else "plain",
-                "text": text + (": the people would agree." if true.clear else ": no clear change."),
-            }
-        )
+        told.append({"tone": "plain", "text": f"True score {moved}: no clear change."})
     if reward.clear > 0 and true.clear < 0:
         text = f"The reward model, which learnt from the same choices, likes the new answers better ({words(reward)} standard deviations): "
         told.append({"tone": "watch", "text": text + "the stand-in rises while what it stands for falls."})
