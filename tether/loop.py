@@ -191,8 +191,9 @@ class Loop:
         return metrics
 
     def due(self, every: int | None) -> bool:
-        """Whether something that runs every n steps is due after the step that just ended."""
-        return bool(every) and self.step % int(every or 1) == 0
+        """Whether something that runs every n steps is due after the step that just ended. Not after the last one: what a method
+        does at its end would do it a second time."""
+        return every is not None and self.step % every == 0 and self.step < self.total_steps
 
     def _save(self) -> None:
         if self._saved_at != self.step:

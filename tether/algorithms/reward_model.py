@@ -11,6 +11,7 @@ Only differences of scores of one prompt mean anything: with centre 0 the loss c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -158,7 +159,7 @@ def evaluate(recipe: RewardRecipe, model: ScalarModel, held_out: list[Example], 
     right = sum(gap > 0 for gap in gaps)
     low, high = stats.wilson(right, len(gaps))
     # Each pair is seen from its better-scored side: predicted P(win) >= 1/2 against how often that side did win.
-    predicted = [1 / (1 + 2.718281828459045 ** -abs(gap)) for gap in gaps]
+    predicted = [1 / (1 + math.exp(-abs(gap))) for gap in gaps]
     out: dict[str, Any] = {
         "accuracy": {"value": right / len(gaps), "low": low, "high": high, "n": len(gaps)},
         "calibration": stats.calibration_bins(predicted, [gap > 0 for gap in gaps], low=0.5),
