@@ -40,8 +40,22 @@ def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     before = set(psutil.pids())
     yield
     assert list(folder.iterdir()) == []
-    left = [p for p in set(psutil.pids()) - before if psutil.pid_exists(p) and "sandbox_child" in " ".join(_command(p))]
+    left = [p for p in set(psutil.pids()) - before if _in_sandbox(p) and not _somebody_elses(p)]
     assert left == []
+
+
+def _in_sandbox(pid: int) -> bool:
+    return "sandbox_child" in " ".join(_command(pid))
+
+
+def _somebody_elses(pid: int) -> bool:
+    """Whether a test process beside this one keeps it. One that was left behind belongs to nobody: its parent is the first process."""
+    ours = {os.getpid(), *(p.pid for p in psutil.Process().parents())}
+    try:
+        above = [p.pid for p in psutil.Process(pid).parents()]
+    except psutil.Error:
+        return not psutil.pid_exists(pid)
+    return any(p not in ours and not _in_sandbox(p) for p in above)
 
 
 def _command(pid: int) -> list[str]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import os
 import re
 import threading
@@ -73,7 +74,8 @@ class CodeReward:
             raise UserError(f"mode is 'all' or 'fraction', got {mode!r}", where="mode")
         if workers is not None and workers < 1:
             raise UserError(f"at least one worker is needed, got {workers}", where="workers")
-        limits = replace(Limits(), seconds=timeout_s, cpu_s=max(1, round(timeout_s)), memory=memory_mb << 20)
+        # The clock decides and says so; processor time, a second more, is what ends a program that the clock could not reach.
+        limits = replace(Limits(), seconds=timeout_s, cpu_s=math.ceil(timeout_s) + 1, memory=memory_mb << 20)
         self.column, self.mode, self.workers = column, mode, workers or os.cpu_count() or 1
         self.sandbox = Sandbox(isolation, limits, packages=packages)
         self.counters: Counter[str] = Counter()
