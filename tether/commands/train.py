@@ -74,8 +74,10 @@ def go(run: Run) -> None:
     recipe = run.recipe
     run.say(f"tether {run.command}: run directory {run.folder}, every setting in {run.folder / 'recipe.yaml'}")
     algorithm = importlib.import_module(ALGORITHMS[run.command])
+    from tether.allocator import keep_freed_memory
     from tether.loop import Interrupted
 
+    keep_freed_memory()
     try:
         summary = algorithm.train(recipe, run)
     except Interrupted as stopped:

@@ -77,9 +77,11 @@ def free_folder(asked: str | None) -> Path:
 
 def tell(folder: Path, *, tiny: bool = False, seed: int = 0) -> Path:
     """Run the whole demo into `folder` and return it. Leaves two runs, samples.jsonl, comparison.json and report.html."""
+    from tether.allocator import keep_freed_memory
     from tether.demo.sampled import answer_prompts, lessons, measure, sample_rows, score_with_reward_model
     from tether.report import write_report
 
+    keep_freed_memory()
     size = TINY if tiny else FULL
     took: dict[str, float] = {}
     sentiment("ready")  # a missing package is told now, not after minutes
