@@ -1,0 +1,331 @@
+"""`tether ppo` on tiny models: scores, rewards per token, the critic, and whole runs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.ppo_runs import Train, batch_of, even, model, moved, odd, rollout, timeless, train, weights
+from tests.tiny import save_tiny, tiny_config, tiny_tokenizer
+from tether import rollout as attempts
+from tether.algorithms import grpo, ppo
+from tether.batch import Example
+from tether.critic import make_critic
+from tether.errors import UserError
+from tether.losses.policy_gradient import policy_loss
+from tether.masked import masked_whiten
+from tether.packing import pack
+from tether.policy import Policy
+from tether.ppo_scores import RunningSpread, scores_of
+from tether.recipe import GRPORecipe, PPORecipe
+from tether.reward import Rewards
+from tether.run import Run
+from tether.scalar import ScalarModel
+from tether.token_batch import MiniBatch, TokenBatch, mini_batches, parts, token_batch
+from tether.token_rows import to_rows
+
+__all__ = ["model", "train"]  # fixtures
+
+
+def recipe(**given: Any) -> PPORecipe:
+    return PPORecipe(**{"model": "m", "data": "d", "batch_size": 4, "num_generations": 1, **given})
+
+
+# --- scores and rewards per token -----------------------------------------------------------------------------------------------
+
+
+def test_the_penalty_for_a_missing_end_comes_after_the_clip() -> None:
+    scores, _ = scores_of(recipe(score_clip=2.0, missing_end_penalty=1.5), batch_of(5.0, -5.0, finished=False), RunningSpread())
+    assert scores.tolist() == [0.5, -3.5]
+    scores, _ = scores_of(recipe(score_clip=2.0, missing_end_penalty=1.5), batch_of(5.0, -5.0), RunningSpread())
+    assert scores.tolist() == [2.0, -2.0]
+
+
+def test_a_running_spread_divides_and_does_not_shift() -> None:
+    scores, state = scores_of(recipe(score_scaling="running", score_clip=None), batch_of(1.0, 3.0), RunningSpread())
+    assert scores.tolist() == pytest.approx([1 / math.sqrt(2), 3 / math.sqrt(2)])
+    again, _ = scores_of(recipe(score_scaling="running", score_clip=None), batch_of(5.0, 7.0), RunningSpread.from_state(state))
+    std = torch.tensor([1.0, 3.0, 5.0, 7.0]).std().item()
+    assert again.tolist() == pytest.approx([5 / std, 7 / std])
+
+
+def test_rewards_of_a_row_sum_to_its_score_less_the_kl_and_the_score_stands_once_at_the_end() -> None:
+    batch = batch_of(1.0, 2.0, 3.0)
+    logp = batch.sampled_logp
+    before = ppo.Before(logp, torch.zeros_like(logp), torch.where(batch.mask, logp - 0.2, 0.0))
+    shaped = ppo.rewards_of(recipe(), batch, before, torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), 0.5)
+    counts = batch.mask.sum(1)
+    torch.testing.assert_close(shaped.sum(1), torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64) - 0.5 * 0.2 * counts, rtol=1e-5, atol=1e-6)
+    last = counts - 1
+    for row in range(3):
+        others = [t for t in range(int(counts[row])) if t != int(last[row])]
+        assert all(abs(float(shaped[row, t]) + 0.1) < 1e-6 for t in others)
+
+
+def test_an_answer_that_is_only_its_end_mark_gives_finite_numbers(train: Train) -> None:
+    """B28: a model that wants to stop at once."""
+
+    def constant(prompts: Any, completions: Any, completion_ids: list[list[int]]) -> list[float]:
+        return [1.0 / len(ids) for ids in completion_ids]
+
+    run, _ = train([constant], max_completion_length=1, num_generations=1, batch_size=4, max_steps=2)
+    for m in run.metrics():
+        assert all(math.isfinite(v) for v in m.values() if isinstance(v, float))
+    run, _ = train([constant], max_completion_length=1, num_generations=1, batch_size=1, max_steps=1)
+    assert math.isfinite(run.metrics()[0]["loss"])
+
+
+def test_the_kl_is_over_real_tokens_only_and_one_far_below_zero_is_named_with_its_step(tmp_path: Path) -> None:
+    from tether.rl_metrics import warn
+
+    class Told:
+        def __init__(self) -> None:
+            self.notes: list[dict[str, Any]] = []
+
+        def note(self, kind: str, text: str, **more: Any) -> None:
+            self.notes.append({"kind": kind, "text": text, **more})
+
+        def say(self, text: str) -> None: ...
+
+    told: Any = Told()
+    warn(told, batch_of(1.0, 2.0), torch.ones(2, 3), 6, {"kl/k1": -0.3})
+    assert told.notes == [n for n in told.notes if n["kind"] == "negative_kl"]
+    assert told.notes[0]["step"] == 7
+    warn(told, batch_of(1.0, 2.0), torch.ones(2, 3), 7, {"kl/k1": -0.01})
+    assert len(told.notes) == 1
+
+
+# --- the critic -----------------------------------------------------------------------------------------------------------------
+
+
+class Quiet:
+    """A run that nobody watches."""
+
+    def recorded(self, key: str) -> None:
+        return None
+
+
+@pytest.mark.parametrize("critic", ["shared", "separate"])
+def test_values_belong_to_the_state_ahead_of_each_token(model: Path, critic: str) -> None:
+    """V_t may depend on the prompt and on tokens before t, and on nothing that comes after."""
+    policy = Policy.load(model, precision="fp32")
+    quiet: Any = Quiet()
+    made = make_critic(recipe(model=str(model), critic=critic), policy, quiet)
+    with torch.no_grad():
+        for p in made.parameters().values():
+            p.add_(0.1)
+
+    def values(answer: list[int]) -> Tensor:
+        packed = pack([Example([7, 8], [answer], [[True] * len(answer)])])
+        with torch.no_grad():
+            logps, v, _ = made.judge(policy, packed, 1.0)
+            torch.testing.assert_close(logps, policy.logprobs(packed), rtol=1e-5, atol=1e-6)
+        return to_rows(packed, v)[0]
+
+    one, other = values([10, 11, 12, 2]), values([10, 11, 30, 31])
+    torch.testing.assert_close(one[:3], other[:3], rtol=1e-5, atol=1e-6)
+    assert abs(float(one[3] - other[3])) > 1e-5
+
+
+def test_a_shared_critic_starts_at_nothing_and_a_reward_model_keeps_its_head(model: Path, tmp_path: Path) -> None:
+    policy = Policy.load(model, precision="fp32")
+    quiet: Any = Quiet()
+    packed = pack([Example([7, 8], [[10, 2]], [[True, True]])])
+    assert make_critic(recipe(model=str(model)), policy, quiet).judge(policy, packed, 1.0)[1].tolist() == [0.0, 0.0]
+    scalar = ScalarModel.load(model, fresh_head=True, precision="fp32", seed=5)
+    scalar.save(tmp_path / "rm")
+    made = make_critic(recipe(model=str(model), critic="separate", critic_model=str(tmp_path / "rm")), policy, quiet)
+    torch.testing.assert_close(made.judge(policy, packed, 1.0)[1], scalar.values(packed))
+    other = save_tiny(tmp_path / "other", tiny_config(vocab=120), tokenizer=tiny_tokenizer(120))
+    with pytest.raises(UserError, match="another tokenizer"):
+        make_critic(recipe(model=str(model), critic="separate", critic_model=str(other)), policy, quiet)
+
+
+# --- the identities of the family, through the loop's own functions ---------------------------------------------------------------
+
+
+def one_part(batch: TokenBatch) -> tuple[MiniBatch, Any]:
+    [mini] = mini_batches(batch, 1, "")
+    [part] = parts(batch, mini.examples, 10**6)
+    return mini, part
+
+
+def coefficient(loss_of: Any, lp: Tensor) -> Tensor:
+    lp = lp.clone().requires_grad_()
+    loss = loss_of(lp)
+    return torch.autograd.grad(loss, lp)[0]
+
+
+def groups_of(*rows: tuple[list[int], float], size: int = 2) -> TokenBatch:
+    made = [rollout(tokens, r, group=i // size, sample=i % size) for i, (tokens, r) in enumerate(rows)]
+    return token_batch([made[i : i + size] for i in range(0, len(made), size)])
+
+
+def test_grpo_is_ppo_whose_advantage_is_one_number_for_a_row() -> None:
+    """The policy part of ppo's loss and grpo's loss, off policy, are the same function of the advantages."""
+    batch = groups_of(([10, 11, 2], 1.0), ([12, 2], 0.0), ([13, 14, 15, 2], 0.2), ([16, 2], 0.9))
+    settings = grpo_settings(aggregation="token-mean")
+    old = batch.sampled_logp
+    advantages = grpo.advantages_of(settings, batch, None, None, 0.0, Rewards([even]))
+    mini, part = one_part(batch)
+    lp = torch.where(batch.mask, old + torch.linspace(-0.5, 0.5, old.numel()).view_as(old), 0.0)
+    ours = coefficient(lambda x: grpo.part_loss(settings, batch, part, mini, x, advantages, old, None, None, 0.0)[0], lp)
+    before = ppo.Before(old, torch.zeros_like(old), None)
+    per_token = advantages[:, None].expand_as(old)
+    zeros = torch.zeros_like(old)
+    theirs = coefficient(lambda x: ppo.part_loss(recipe(), batch, part, mini, x, zeros, before, per_token, zeros, None)[0], lp)
+    torch.testing.assert_close(ours, theirs)
+
+
+def grpo_settings(**given: Any) -> GRPORecipe:
+    return GRPORecipe(model="m", data="d", **{"num_generations": 2, "batch_size": 4, **given})
+
+
+def test_at_ratio_one_ppo_is_reinforce_and_its_loss_is_minus_the_mean_advantage() -> None:
+    batch = groups_of(([10, 11, 2], 1.0), ([12, 2], 0.0), ([13, 14, 15, 2], 0.2), ([16, 2], 0.9))
+    advantages = torch.tensor([0.3, -1.0, 0.5, 2.0])
+    mini, part = one_part(batch)
+    old = batch.sampled_logp
+    for surrogate in ("ppo", "cispo", "reinforce"):
+        made = grpo_settings(surrogate=surrogate, aggregation="token-mean")
+        c = coefficient(lambda x, made=made: grpo.part_loss(made, batch, part, mini, x, advantages, old, None, None, 0.0)[0], old)
+        torch.testing.assert_close(c, -advantages[:, None] * batch.mask / int(batch.mask.sum()))
+    loss, _ = grpo.part_loss(grpo_settings(), batch, part, mini, old, advantages, old, None, None, 0.0)
+    assert float(loss) == pytest.approx(-float((advantages[:, None] * batch.mask).sum() / batch.mask.sum()), rel=1e-6)
+
+
+def test_dapo_with_equal_bounds_and_lengths_is_grpo_without_its_tie_and_gspo_token_is_gspo() -> None:
+    batch = groups_of(([10, 11, 2], 1.0), ([12, 13, 2], 0.0), ([13, 14, 2], 0.2), ([16, 17, 2], 0.9))
+    mini, part = one_part(batch)
+    old = batch.sampled_logp
+    lp = old + torch.linspace(-0.4, 0.4, 12).view(4, 3)
+
+    def c(**given: Any) -> Tensor:
+        made = grpo_settings(**given)
+        advantages = grpo.advantages_of(made, batch, None, None, 0.0, Rewards([even]))
+        return coefficient(lambda x: grpo.part_loss(made, batch, part, mini, x, advantages, old, None, None, 0.0)[0], lp)
+
+    plain = {"dynamic_sampling": False, "overlong_cache": None}
+    torch.testing.assert_close(c(preset="dapo", eps_high=0.2, **plain), c(preset="grpo", beta=0.0))
+    torch.testing.assert_close(c(preset="gspo", surrogate="gspo_token"), c(preset="gspo"))
+    wide = {"eps_low": 0.999, "eps_high": 1e6}
+    free = coefficient(
+        lambda x: policy_loss(
+            x, old, grpo.advantages_of(grpo_settings(), batch, None, None, 0.0, Rewards([even])), batch.mask, eps_low=0.999, eps_high=1e6
+        )[0],
+        lp,
+    )
+    torch.testing.assert_close(c(aggregation="token-mean", **wide), free)
+
+
+def test_with_a_perfect_critic_of_nothing_lam_one_gives_reward_to_go() -> None:
+    from tether.advantage import gae
+
+    batch = batch_of(1.0, 2.0, 3.0)
+    rewards = torch.where(batch.mask, 0.5, 0.0).double()
+    values = torch.where(batch.mask, 0.25, 0.0)
+    advantages, returns = gae(rewards, values, batch.mask, 1.0, 1.0)
+    for row, n in enumerate(batch.mask.sum(1).tolist()):
+        assert returns[row, :n].tolist() == pytest.approx([0.5 * (n - t) for t in range(n)])
+        assert advantages[row, :n].tolist() == pytest.approx([0.5 * (n - t) - 0.25 for t in range(n)])
+    assert float(masked_whiten(advantages, batch.mask)[batch.mask].mean()) == pytest.approx(0, abs=1e-12)
+
+
+# --- whole runs -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("critic", ["shared", "separate"])
+def test_ppo_learns_a_scripted_reward_and_with_the_sign_flipped_the_opposite(train: Train, critic: str) -> None:
+    settings = {"critic": critic, "batch_size": 48, "num_generations": 1, "n_prompts": 48, "max_steps": 10, "beta": 0.0}
+    ends = []
+    for reward in (even, odd):
+        run, _ = train([reward], **settings, updates_per_batch=2, vf_coef=0.5, lr_scheduler="constant")
+        made = [sum(i % 2 == 0 for i in r["tokens"]) / len(r["tokens"]) for r in run.rows(attempts.FILE) if r["step"] > 8]
+        ends.append(sum(made) / len(made))
+    assert ends[0] - ends[1] > 0.1
+
+
+def test_a_run_says_what_happened_under_the_names_of_ppo(train: Train) -> None:
+    run, summary = train([even], n_prompts=16, num_generations=1, eval_fraction=0.25, mini_batches=2, max_steps=3)
+    last = run.metrics()[-1]
+    for name in (
+        *("objective/kl", "objective/entropy", "objective/non_score_reward", "objective/rlhf_reward", "objective/scores", "kl_coef"),
+        *("policy/approxkl_avg", "policy/clipfrac_avg", "policy/entropy_avg", "loss/policy_avg", "loss/value_avg", "val/clipfrac"),
+        *("val/ratio", "val/ratio_var", "val/explained_variance", "val/num_eos_tokens", "reward", "completions/clipped_ratio"),
+        *("ratio/min", "ratio/max", "clip_ratio/low_mean", "clip_ratio/high_mean", "kl", "kl/k1", "entropy", "time/update"),
+    ):
+        assert name in last, name
+    assert last["objective/rlhf_reward"] == pytest.approx(last["objective/scores"] + last["objective/non_score_reward"])
+    assert last["loss"] == pytest.approx(last["loss/policy_avg"] + 0.1 * last["loss/value_avg"], abs=1e-6)
+    assert run.metrics()[1]["objective/kl"] == pytest.approx(0, abs=1e-4)
+    assert summary["held_out"]["n"] == 4
+
+
+@pytest.mark.parametrize("critic", ["shared", "separate"])
+def test_micro_batches_do_not_show(train: Train, critic: str) -> None:
+    given = {
+        "critic": critic,
+        "n_prompts": 8,
+        "batch_size": 8,
+        "num_generations": 1,
+        "mini_batches": 2,
+        "max_steps": 2,
+        "learning_rate": 1e-3,
+    }
+    runs = [train([even], tokens_per_micro_batch=budget, **given)[0] for budget in (1, 10_000)]
+    for a, b in zip(*(run.metrics() for run in runs), strict=True):
+        for name in ("loss", "loss/value_avg", "entropy", "grad_norm", "clip_ratio/region_mean", "val/error"):
+            assert a[name] == pytest.approx(b[name], rel=2e-4, abs=1e-6), name
+
+
+def test_the_critic_learns_what_comes(train: Train) -> None:
+    """Rewards that the prompt decides alone: after some steps the critic foresees most of them."""
+
+    def by_prompt(prompts: list[str], completions: Any) -> list[float]:
+        return [float(int(p.split()[0][1:]) % 2) for p in prompts]
+
+    given = {"critic": "separate", "n_prompts": 16, "batch_size": 32, "num_generations": 2, "beta": 0.0, "lr_scheduler": "constant"}
+    run, _ = train([by_prompt], max_steps=14, learning_rate=1e-4, critic_learning_rate=1e-2, vf_coef=1.0, value_clip=None, **given)
+    assert run.metrics()[-1]["val/explained_variance"] > 0.5
+
+
+def test_passes_end_early_once_the_update_has_moved_far(train: Train) -> None:
+    run, _ = train([even], num_generations=1, learning_rate=3e-2, updates_per_batch=6, max_approx_kl=0.001, max_steps=2)
+    assert any(m.get("policy/passes", 6) < 6 for m in run.metrics())
+
+
+def test_the_same_seed_gives_the_same_run(train: Train, model: Path) -> None:
+    one, two = (train([even], num_generations=1, mini_batches=2, max_steps=2)[0] for _ in range(2))
+    assert timeless(one) == timeless(two)
+    assert all(torch.equal(a, weights(two)[n]) for n, a in weights(one).items())
+    assert moved(one, model) > 0
+
+
+def test_a_reward_model_judges_ppo_as_any_other_reward(train: Train, model: Path, tmp_path: Path) -> None:
+    ScalarModel.load(model, fresh_head=True, precision="fp32", seed=1).save(tmp_path / "rm")
+    recipe_ = PPORecipe(
+        model=str(model),
+        data=str(save_prompts(tmp_path)),
+        run=str(tmp_path / "run"),
+        precision="fp32",
+        trackers=[],
+        rewards=[{"reward": "model", "model": str(tmp_path / "rm")}],
+        batch_size=8,
+        num_generations=2,
+        max_completion_length=6,
+        max_steps=2,
+    )
+    with Run.create(recipe_.run or "", recipe_) as run:
+        ppo.train(recipe_, run)
+    assert "rewards/model/mean" in run.metrics()[0]
+
+
+def save_prompts(folder: Path) -> Path:
+    path = folder / "prompts.jsonl"
+    path.write_text("".join(f'{{"prompt": "w{7 + i} w{8 + i}"}}\n' for i in range(6)))
+    return path
