@@ -1,4 +1,9 @@
-"""A policy that can be written out whole: a tiny transformer over four tokens, answers of at most three, forty strings in all."""
+"""A policy that can be written out whole: a tiny transformer over four tokens, answers of at most three, forty strings in all.
+
+The prompt is `PROMPT`, two different words. After a prompt of one word "a" the prefixes "", "a" and "a a" would be runs of one token
+alone: whatever attention mixes of equal values is that value, so the model would give the same next token after all three, and no
+method could bring it to its fixed point. The end token would not do either: it is the padding token, whose embedding is fixed at 0.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +26,7 @@ from tether.token_rows import to_rows
 
 WORDS = ["a", "b", "c", "</s>"]
 END, LENGTH = 3, 3
+PROMPT, PROMPT_IDS = "b a", [1, 0]
 
 
 def strings(prefix: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
@@ -56,9 +62,9 @@ def save(folder: Path, seed: int = 0, **changes: Any) -> Path:
 
 
 def table(policy: Policy) -> Tensor:
-    """Log-probs (40, 3) of every string, with gradient."""
+    """Log-probs (40, 3) of every string after `PROMPT`, with gradient."""
     answers = [list(s) for s in STRINGS]
-    packed = pack([Example([0], answers, [[True] * len(a) for a in answers])])
+    packed = pack([Example(list(PROMPT_IDS), answers, [[True] * len(a) for a in answers])])
     return to_rows(packed, policy.logprobs(packed), LENGTH)
 
 
