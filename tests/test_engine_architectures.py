@@ -36,9 +36,9 @@ from transformers import (
     SmolLM3Config,
 )
 
-import tether.attention
 import tether.fused
 import tether.head
+import tether.tiles
 from tether.batch import Example
 from tether.engine import Engine
 from tether.packing import pack
@@ -93,8 +93,9 @@ FUSED = {"llama", "llama with biases", "qwen2", "qwen2 sliding", "qwen3", "mistr
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So small that every row is cut into several."""
-    monkeypatch.setattr(tether.attention, "QUERIES_PER_TILE", 4)
+    """So small that long rows are cut into several, and short ones are joined, some of them."""
+    monkeypatch.setattr(tether.tiles, "QUERIES_PER_TILE", 4)
+    monkeypatch.setattr(tether.tiles, "JOINED_QUERIES", 12)
     monkeypatch.setattr(tether.fused, "ROWS", 7)
     monkeypatch.setattr(tether.head, "TILE_BYTES", 8192)
 

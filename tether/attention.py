@@ -12,9 +12,8 @@ Exponentials are of base 2: on CPU torch's exp2 is four times as fast as its exp
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -25,10 +24,9 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from tether.packing import Segment
-from tether.workers import run_shares, workers
+from tether.tiles import Plan, Tile
 
 IMPLEMENTATION = "tether_segments"
-QUERIES_PER_TILE = 192  # small: little is computed above the diagonal; large: few calls; 128 to 256 measure the same on CPU
 _LOG2E = math.log2(math.e)
 
 
@@ -44,80 +42,6 @@ class Rules:
     def query_factor(self) -> float:
         """What queries are multiplied by beforehand, so that q.k needs no pass of its own: bits, or the argument of tanh."""
         return self.scaling / self.softcap if self.softcap else self.scaling * _LOG2E
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Queries `start..end` of the stream against keys `first..last` of [prompt keys, own keys]."""
-
-    start: int
-    end: int
-    first: int
-    last: int
-    bias: Tensor | None  # (queries, 1, keys): -inf where a query must not look; covers the last keys, as many as it has
-
-
-Share = list[tuple[Segment, list[Tile]]]
-
-
-class Plan:
-    """The segments of a stream cut into tiles, once for all layers that share a window."""
-
-    def __init__(self, segments: Sequence[Segment]) -> None:
-        self.segments = segments
-        self._tiles: dict[tuple[int | None, torch.device], Share] = {}
-        self._shares: dict[tuple[int | None, torch.device, int], list[Share]] = {}
-
-    def shares(self, window: int | None, device: torch.device) -> list[Share]:
-        """The tiles in about equal shares of work, one for each worker."""
-        key = (window, device, workers(device))
-        if key not in self._shares:
-            self._shares[key] = _cut_by_work(self.tiles(window, device), workers(device))
-        return self._shares[key]
-
-    def tiles(self, window: int | None, device: torch.device) -> Share:
-        key = (window, device)
-        if key not in self._tiles:
-            triangle = torch.full((QUERIES_PER_TILE, 1, QUERIES_PER_TILE), float("-inf"), device=device)
-            for row in range(QUERIES_PER_TILE):
-                triangle[row, 0, : row + 1] = 0.0
-            self._tiles[key] = [(s, [_tile(s, *ends, window, triangle) for ends in _cuts(s.start, s.end)]) for s in self.segments]
-        return self._tiles[key]
-
-
-def _cut_by_work(tiles: Share, count: int) -> list[Share]:
-    total = sum((t.end - t.start) * (t.last - t.first) for _, part in tiles for t in part)
-    shares: list[Share] = [[] for _ in range(count)]
-    done = 0
-    for segment, part in tiles:
-        for tile in part:
-            work = (tile.end - tile.start) * (tile.last - tile.first)
-            share = shares[min(count - 1, (2 * done + work) * count // (2 * total))]
-            if not share or share[-1][0] is not segment:
-                share.append((segment, []))
-            share[-1][1].append(tile)
-            done += work
-    return [share for share in shares if share]
-
-
-def _cuts(start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Even pieces of at most QUERIES_PER_TILE."""
-    pieces = math.ceil((end - start) / QUERIES_PER_TILE)
-    edges = [start + (end - start) * i // pieces for i in range(pieces + 1)]
-    yield from itertools.pairwise(edges)
-
-
-def _tile(segment: Segment, start: int, end: int, window: int | None, triangle: Tensor) -> Tile:
-    # Positions run on from the prompt, so an index in the joined keys also measures the distance of a window.
-    low = segment.prompt_end - segment.prompt_start + start - segment.start
-    high = low + end - start
-    first = max(0, low - window + 1) if window else 0
-    if not window or high <= window:
-        return Tile(start, end, first, high, triangle[: end - start, :, : end - start])
-    queries = torch.arange(low, high, device=triangle.device)[:, None, None]
-    keys = torch.arange(first, high, device=triangle.device)
-    hidden = (keys > queries) | (keys <= queries - window)
-    return Tile(start, end, first, high, torch.zeros_like(hidden, dtype=torch.float32).masked_fill_(hidden, float("-inf")))
 
 
 _plan: ContextVar[Plan | None] = ContextVar("tether_plan", default=None)
@@ -245,24 +169,21 @@ def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, plan: Plan, ru
     out = q.new_empty(n, key_heads, group, v.shape[-1])
     lse = q.new_empty(key_heads, n, group, dtype=torch.promote_types(q.dtype, torch.float32))
 
-    def work(share: Share) -> None:
-        scratch = _Scratch()
-        for segment, tiles in share:
-            keys, values = _joined(k, segment), _joined(v, segment)
-            for tile in tiles:
-                z, _ = _bits(q[:, tile.start : tile.end], keys[:, tile.first : tile.last], tile, rules, scratch)
-                top = z.amax(-1)
-                p = z.sub_(top[..., None]).exp2_()
-                total = p.sum(-1)
-                if sinks is not None:  # a score that every query has besides its keys, and that carries no value
-                    total += torch.exp2(sinks.to(lse.dtype).view(key_heads, 1, group) * _LOG2E - top)
-                narrow = scratch.cast("narrow", p, q.dtype).view(key_heads, -1, p.shape[-1])
-                mixed = scratch.product("mixed", narrow, values[:, tile.first : tile.last])
-                mixed = mixed.view(key_heads, tile.end - tile.start, group, -1)
-                out[tile.start : tile.end] = mixed.div_(total[..., None]).transpose(0, 1)
-                lse[:, tile.start : tile.end] = top + torch.log2(total)
-
-    run_shares(work, plan.shares(rules.window, q.device))
+    scratch = _Scratch()
+    for segment, tiles in plan.tiles(rules.window, q.device):
+        keys, values = _joined(k, segment), _joined(v, segment)
+        for tile in tiles:
+            z, _ = _bits(q[:, tile.start : tile.end], keys[:, tile.first : tile.last], tile, rules, scratch)
+            top = z.amax(-1)
+            p = z.sub_(top[..., None]).exp2_()
+            total = p.sum(-1)
+            if sinks is not None:  # a score that every query has besides its keys, and that carries no value
+                total += torch.exp2(sinks.to(lse.dtype).view(key_heads, 1, group) * _LOG2E - top)
+            narrow = scratch.cast("narrow", p, q.dtype).view(key_heads, -1, p.shape[-1])
+            mixed = scratch.product("mixed", narrow, values[:, tile.first : tile.last])
+            mixed = mixed.view(key_heads, tile.end - tile.start, group, -1)
+            out[tile.start : tile.end] = mixed.div_(total[..., None]).transpose(0, 1)
+            lse[:, tile.start : tile.end] = top + torch.log2(total)
     return out.view(n, key_heads * group, -1), lse
 
 
@@ -276,45 +197,33 @@ def attend_backward(
     delta = (grad.to(wide) * out).sum(-1).view(n, key_heads, group).transpose(0, 1)
     grads = grad.view(n, key_heads, group, -1).transpose(0, 1)
     dq = torch.empty_like(q, dtype=wide, memory_format=torch.contiguous_format)
-    shares = plan.shares(rules.window, q.device)
-    # Shares may meet at a prompt's keys, so each has sums of its own.
-    dks = [torch.zeros_like(k, dtype=wide) for _ in shares]
-    dvs = [torch.zeros_like(v, dtype=wide) for _ in shares]
-
-    def work(numbered: tuple[int, Share]) -> None:
-        number, share = numbered
-        scratch = _Scratch()
-        for segment, tiles in share:
-            keys, values = _joined(k, segment), _joined(v, segment)
-            prompt = segment.prompt_end - segment.prompt_start
-            for tile in tiles:
-                rows = slice(tile.start, tile.end)
-                near, far = keys[:, tile.first : tile.last], values[:, tile.first : tile.last]
-                z, slope = _bits(q[:, rows], near, tile, rules, scratch)
-                p = z.sub_(lse[:, rows, :, None]).exp2_()
-                g = grads[:, rows].reshape(key_heads, -1, grads.shape[-1])
-                flat = (key_heads, -1, p.shape[-1])
-                dfar = torch.bmm(scratch.cast("narrow", p, q.dtype).view(flat).transpose(1, 2), g)
-                ds = scratch.cast("ds", scratch.product("gradient", g, far.transpose(1, 2)), wide).view(p.shape)
-                ds = ds.sub_(delta[:, rows, :, None]).mul_(p)
-                if slope is not None:
-                    ds.mul_(slope)
-                narrow = scratch.cast("narrow", ds, q.dtype).view(flat)
-                dq[:, rows] = torch.bmm(narrow, near).view(key_heads, -1, group, dim)
-                dnear = torch.bmm(narrow.transpose(1, 2), q[:, rows].reshape(key_heads, -1, dim))
-                # Joined keys are two ranges of the stream: the prompt from `first` on, and the segment's own.
-                cut = max(0, prompt - tile.first)
-                begin = segment.start + max(0, tile.first - prompt)
-                for total, part in ((dks[number], dnear), (dvs[number], dfar)):
-                    if cut:
-                        total[:, segment.prompt_start + tile.first : segment.prompt_end] += part[:, :cut]
-                    total[:, begin : tile.end] += part[:, cut:]
-
-    run_shares(work, list(enumerate(shares)))
-    dk, dv = dks[0], dvs[0]
-    for other_k, other_v in zip(dks[1:], dvs[1:], strict=True):
-        dk += other_k
-        dv += other_v
+    dk, dv = torch.zeros_like(k, dtype=wide), torch.zeros_like(v, dtype=wide)
+    scratch = _Scratch()
+    for segment, tiles in plan.tiles(rules.window, q.device):
+        keys, values = _joined(k, segment), _joined(v, segment)
+        prompt = segment.prompt_end - segment.prompt_start
+        for tile in tiles:
+            rows = slice(tile.start, tile.end)
+            near, far = keys[:, tile.first : tile.last], values[:, tile.first : tile.last]
+            z, slope = _bits(q[:, rows], near, tile, rules, scratch)
+            p = z.sub_(lse[:, rows, :, None]).exp2_()
+            g = grads[:, rows].reshape(key_heads, -1, grads.shape[-1])
+            flat = (key_heads, -1, p.shape[-1])
+            dfar = torch.bmm(scratch.cast("narrow", p, q.dtype).view(flat).transpose(1, 2), g)
+            ds = scratch.cast("ds", scratch.product("gradient", g, far.transpose(1, 2)), wide).view(p.shape)
+            ds = ds.sub_(delta[:, rows, :, None]).mul_(p)
+            if slope is not None:
+                ds.mul_(slope)
+            narrow = scratch.cast("narrow", ds, q.dtype).view(flat)
+            dq[:, rows] = torch.bmm(narrow, near).view(key_heads, -1, group, dim)
+            dnear = torch.bmm(narrow.transpose(1, 2), q[:, rows].reshape(key_heads, -1, dim))
+            # Joined keys are two ranges of the stream: the prompt from `first` on, and the segment's own.
+            cut = max(0, prompt - tile.first)
+            begin = segment.start + max(0, tile.first - prompt)
+            for total, part in ((dk, dnear), (dv, dfar)):
+                if cut:
+                    total[:, segment.prompt_start + tile.first : segment.prompt_end] += part[:, :cut]
+                total[:, begin : tile.end] += part[:, cut:]
     # ds is the gradient by the scores: scaling q.k, of whose q only query_factor * q is at hand.
     dq.mul_(rules.scaling)
     dk.mul_(rules.scaling / rules.query_factor)
