@@ -25,8 +25,11 @@ def main() -> None:
     p.add_argument("--zero-head", action="store_true")
     a = p.parse_args()
 
+    from tether.allocator import keep_freed_memory
     from tether.recipe import RECIPES
     from tether.run import Run
+
+    keep_freed_memory()  # as the command line does
 
     folder = Path(tempfile.mkdtemp())
     rows = Path(a.data).read_text().splitlines()[: a.rows or a.batch * (a.steps + a.warmup)]
