@@ -6,7 +6,6 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 # More arguments for installing torch, for instance an index that serves CPU builds.
 TORCH_ARGS ?=
-RUN ?= runs/demo
 JOBS ?= 2
 
 .PHONY: demo test lint bench install docs clean
@@ -23,7 +22,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 ## The main job on a real language model: comparisons in, a better model and the evidence out.
 demo: install
-	$(BIN)/tether demo --run $(RUN)
+	$(BIN)/tether demo
 
 ## Everything that is tested; browser tests run where Chromium is found and say so where not.
 test: install

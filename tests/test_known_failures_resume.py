@@ -219,3 +219,20 @@ def test_resume_works_from_another_folder(stopped: Path, tmp_path: Path, monkeyp
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
     assert tether(["resume", str(stopped)]) == 0
+
+
+def test_relative_names_in_the_recipe_mean_what_they_meant_when_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_tiny(tmp_path / "home/tiny")
+    write_rows(tmp_path / "home/rows.jsonl", lora_rows())
+    monkeypatch.chdir(tmp_path / "home")
+    with monkeypatch.context() as patch:
+        kill_in(patch, 3)
+        with pytest.raises(Killed):
+            start("sft", Path("tiny"), Path("rows.jsonl"), Path("run"), max_steps=4, save_steps=2)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert tether(["resume", "../home/run"]) == 0, capsys.readouterr().err
+    assert (tmp_path / "home/run/model").is_dir()
+    assert not any((tmp_path / "elsewhere").iterdir())

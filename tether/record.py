@@ -20,6 +20,7 @@ def record() -> dict[str, Any]:
     return {
         "version": tether.__version__,
         "commit": commit(Path(tether.__file__).parent),
+        "folder": str(Path.cwd()),  # what relative paths of the recipe start from
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "packages": {name: found for name in PACKAGES if (found := _version(name))},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -14,11 +15,22 @@ def resume(run: Annotated[Path, typer.Argument(metavar="RUN", help="The run dire
     """Continue a run that was stopped: same recipe, same rows, same numbers as if it had not been."""
     from tether.commands.train import go
 
-    with Run.open(run) as opened:
+    with Run.open(at_home(run)) as opened:
         if opened.finished:
-            opened.say(f"{run} is finished already; its model is {run / 'model'}")
+            opened.say(f"{run} is finished already; its model is {opened.folder / 'model'}")
             return
         opened.lock()
         saved = opened.checkpoints()
         opened.say(f"continuing from {saved[-1]}" if saved else f"{run} has no checkpoint yet; starting it again from step 0")
         go(opened)
+
+
+def at_home(run: Path) -> Path:
+    """Go to the folder where the run was started, which relative paths of its recipe start from. Returns where the run is from there."""
+    with Run.open(run) as opened:
+        home = opened.recorded("folder")
+    if not home or not Path(home).is_dir() or Path(home) == Path.cwd():
+        return run
+    run = run.absolute()
+    os.chdir(home)
+    return run
