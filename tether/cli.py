@@ -37,6 +37,8 @@ COMMANDS: dict[str, Entry] = {
     "sft": Entry("tether.commands.train:sft", "Raise the likelihood of given answers.", TRAIN, "sft"),
     "reward": Entry("tether.commands.train:reward", "Learn from comparisons to give an answer one number.", TRAIN, "reward"),
     "dpo": Entry("tether.commands.train:dpo", "Learn from pairs of answers without a reward model (DPO and its family).", TRAIN, "dpo"),
+    "grpo": Entry("tether.commands.train:grpo", "Sample several answers to a prompt, learn from which did better.", TRAIN, "grpo"),
+    "ppo": Entry("tether.commands.train:ppo", "Sample answers, learn from their rewards with a critic.", TRAIN, "ppo"),
     "resume": Entry("tether.commands.resume:resume", "Continue a run that was stopped.", TRAIN),
     "explain": Entry("tether.commands.explain:explain", "What a recipe does: its formula and every setting.", LOOK, ""),
     "plan": Entry("tether.commands.plan:plan", "Memory and time of a run before it starts.", LOOK, ""),

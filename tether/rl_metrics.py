@@ -58,17 +58,19 @@ def record(run: Run, step: int, sampled: Attempts, batch: TokenBatch, advantages
 
 
 def warn(run: Run, batch: TokenBatch, advantages: Tensor, step: int, metrics: Mapping[str, float]) -> None:
-    """Say what makes a step teach nothing, and what must not be."""
-    if not bool(batch.mask.any()):
-        text = f"no token of step {step + 1} is in the loss (all answers are cut off and masked, or unscored): nothing was learnt from it"
-        run.note("nothing_trained", text, step=step + 1)
-        run.say(f"warning: {text}")
-    elif not bool((advantages != 0).any()):
+    """Say what makes a step teach nothing, and what must not be. A batch without attempts: all of them were set aside as alike."""
+    if not batch.rollouts or (bool(batch.mask.any()) and not bool((advantages != 0).any())):
         text = (
             "in some steps all answers to each prompt earned the same, so that rewards gave no direction. Look at "
             "frac_reward_zero_std: prompts may be too hard or too easy, or the reward does not see the answers"
         )
+        if not any(notice["kind"] == "no_signal" for notice in run.notices()):
+            run.say(f"warning: {text} (step {step + 1} is the first)")
         run.note("no_signal", text)
+    elif not bool(batch.mask.any()):
+        text = f"no token of step {step + 1} is in the loss (all answers are cut off and masked, or unscored): nothing was learnt from it"
+        run.note("nothing_trained", text, step=step + 1)
+        run.say(f"warning: {text}")
     k1 = metrics.get("kl/k1")
     if k1 is not None and k1 < KL_ALARM:
         text = (

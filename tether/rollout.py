@@ -85,8 +85,8 @@ class Rollout:
     """One attempt at one prompt.
 
     `tokens`, `trained`, `logps` and `sampling_logps` are aligned: entry t describes token t. `logps` are under the training
-    distribution softmax(logits / temperature), `sampling_logps` under the one drawn from (0 when greedy). `prompt_id` names the
-    prompt's row in the data; `group` is shared by the attempts that are compared with each other, so a prompt that comes again
+    distribution softmax(logits / temperature), `sampling_logps` under the one drawn from (0 when greedy). `prompt_id` counts the
+    prompts that are trained on (`source` names file and line); `group` is shared by the attempts that are compared with each other, so a prompt that comes again
     in a later step has another group. Raises ValueError when the lists do not fit or a log-probability is no number.
     """
 

@@ -92,7 +92,7 @@ def token_batch(groups: Sequence[Sequence[Rollout]], *, mask_truncated: bool = F
             sizes.append(len(group))
         start += len(group)
     numbers = torch.tensor([float("nan") if r.total is None else r.total for r in rollouts], dtype=torch.float64)
-    ids = torch.tensor([r.group for r in rollouts])
+    ids = torch.tensor([r.group for r in rollouts], dtype=torch.long)
     return TokenBatch(rollouts, examples, rows, sizes, mask.to(device), logps.to(device), numbers, ids)
 
 

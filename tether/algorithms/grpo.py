@@ -31,7 +31,7 @@ from tether.reward import Reward, RewardFunction, Rewards
 from tether.rl_metrics import record, row_metrics, sampling_difference, warn, weight_metrics
 from tether.rollouts import Rollouts, check_sampling, evaluate, load_prompts, make_rewards
 from tether.run import Run
-from tether.startup import TOLERANCE, check_start
+from tether.startup import check_start
 from tether.stopwatch import Stopwatch
 from tether.token_batch import MiniBatch, Part, TokenBatch, mini_batches, over_all, parts, token_batch
 from tether.token_rows import to_rows
@@ -61,33 +61,38 @@ def train(recipe: GRPORecipe, run: Run, rewards: Sequence[Reward | RewardFunctio
         ) as loop:
             if data.held_out and run.is_new:
                 evaluate(source, data.held_out, 0)
+            checked = not run.is_new
             for step in loop:
                 beta = float(loop.state.get("beta", recipe.beta))
                 # 2. Attempts, sampled from the weights as they are, and scored.
                 if anchor is not None and anchor.refresh(step):
+                    loop.state["anchored"] = loop.update.applied
                     run.note("reference", "the policy has become its own reference", step=step + 1)
+                at_reference = loop.update.applied == loop.state.get("anchored", 0)
                 sampled = source.step(step, loop.rows())
                 batch = token_batch(
                     sampled.groups, mask_truncated=recipe.mask_truncated, device=policy.device, least=min(2, recipe.num_generations)
                 )
                 # 3. Their log-probs under the policy that sampled (where more is asked than one update) and the reference.
                 with watch("scoring"):
-                    old, ref = constants(recipe, policy, anchor, batch, first=step == 0)
-                    if step == 0 and old is not None:
-                        check_first_step(run, policy, batch, old, ref)
+                    old, ref = constants(recipe, policy, anchor, batch, first=not checked)
+                    if not checked and old is not None:
+                        checked = check_first_step(run, policy, batch, old, ref)
                 # 4. How much better than the others each one did.
                 advantages = advantages_of(recipe, batch, old, ref, beta, judges)  # (R,) or (R, T)
                 # 5. Updates.
                 with watch("update"):
-                    tally = updates(recipe, policy, loop, batch, advantages, old if needs_old(recipe) else None, ref, beta)
+                    old = old if needs_old(recipe) else None
+                    tally = updates(recipe, policy, loop, batch, advantages, old, ref, beta, at_reference=at_reference)
                 # 6. What happened.
                 kl = tally.means().get("objective/kl")
                 if recipe.kl_target is not None and kl is not None:
                     loop.state["beta"] = AdaptiveKL(beta, recipe.kl_target, recipe.kl_horizon).update(kl, recipe.batch_size)
                 per_row = advantages if advantages.dim() == 1 else advantages.sum(1) / batch.mask.sum(1).clamp(min=1)
                 record(run, loop.step + 1, sampled, batch, per_row)
-                extra = {**sampled.metrics, "advantage/abs_mean": float(per_row.abs().mean())}
-                extra |= {"kl_coef": beta} if anchor is not None else {}
+                extra = {**sampled.metrics, **({"kl_coef": beta} if anchor is not None else {})}
+                if len(per_row):
+                    extra["advantage/abs_mean"] = float(per_row.abs().mean())
                 warn(run, batch, advantages, step, tally.means())
                 loop.end(tally, {**extra, **watch.metrics()})
                 if data.held_out and loop.due(recipe.eval_steps):
@@ -120,18 +125,21 @@ def constants(
     return old, ref
 
 
-def check_first_step(run: Run, policy: Policy, batch: TokenBatch, old: Tensor, ref: Tensor | None) -> None:
-    """Ratio 1 between sampling and training, KL 0 to the reference; UserError when it is not so."""
+def check_first_step(run: Run, policy: Policy, batch: TokenBatch, old: Tensor, ref: Tensor | None) -> bool:
+    """Ratio 1 between sampling and training, KL 0 to the reference; UserError when it is not so. Says whether there was a token to look at."""
     if not bool(batch.mask.any()):
-        return
-    check_sampling(run, batch.sampled_logp, old, batch.mask, precision=policy.precision, tolerance=TOLERANCE.__getitem__)
+        return False
+    check_sampling(run, batch.sampled_logp, old, batch.mask, precision=policy.precision)
     if ref is not None:
         rows = batch.active
         check_start(run, old[rows].sum(1), ref[rows].sum(1), batch.mask[rows].sum(1), precision=policy.precision)
+    return True
 
 
 def advantages_of(recipe: GRPORecipe, batch: TokenBatch, old: Tensor | None, ref: Tensor | None, beta: float, judges: Rewards) -> Tensor:
     """(R,), or (R, T) for reinforce_pp. A cost of distance from the reference comes before any baseline."""
+    if not batch.rollouts:
+        return torch.zeros(0, device=batch.mask.device)
     tied = recipe.kl_in == "reward" and ref is not None
     rewards = batch.rewards.to(batch.mask.device)
     if recipe.advantage == "reinforce_pp":
@@ -174,10 +182,19 @@ def updates(
     old: Tensor | None,
     ref: Tensor | None,
     beta: float,
+    *,
+    at_reference: bool = False,
 ) -> Tally:
-    """All optimiser steps on one batch. Returns their means."""
+    """All optimiser steps on one batch. Returns their means.
+
+    `at_reference`: the policy is its reference, which then pulls nowhere. What its gradient would hold is rounding, and AdamW makes
+    a full step of any gradient, however small.
+    """
     tally = Tally()
     tally.tokens = batch.tokens
+    if not batch.rollouts:  # dynamic sampling found no group to learn from
+        loop.rest()
+        return tally
     weights = None
     if recipe.importance != "none" and old is not None:
         bounds = {"c_min": recipe.importance_min, "c_max": recipe.importance_max}
@@ -185,9 +202,10 @@ def updates(
         weight_metrics(tally, weights, old, batch)
     if old is not None:
         sampling_difference(tally, old, batch.sampled_logp, batch.mask)
-    pulls = recipe.kl_in == "loss" and ref is not None and beta > 0
+    tied = recipe.kl_in == "loss" and ref is not None and beta > 0
     for number in range(recipe.updates_per_batch):
         for mini in mini_batches(batch, recipe.mini_batches, f"{recipe.seed}/{loop.step}/{number}"):
+            pulls = tied and not at_reference
             taught = [i for i in mini.examples if pulls or bool((advantages[batch.rows[i]] != 0).any())]
             silent = [i for i in mini.examples if i not in set(taught)]
             shares: dict[str, float] = {}
@@ -207,6 +225,7 @@ def updates(
                 tally.add_ratio(name, mean, 1.0)
             if taught:
                 loop.apply(shares["loss"])
+                at_reference = False
             else:
                 loop.rest()
     return tally
