@@ -115,6 +115,7 @@ class Rollouts:
     ) -> None:
         self.recipe, self.policy, self.data, self.rewards, self.run = recipe, policy, data, rewards, run
         self.watch = watch or Stopwatch()
+        self._told_of_cuts = False
         self.sampling = Sampling(max_new_tokens=recipe.max_completion_length, temperature=recipe.temperature)
         longest = max((len(e.prompt) for e in data), default=1) + recipe.max_completion_length
         # A stated size: what happens to be free would decide who shares a forward pass, and with it the last bits.
@@ -239,8 +240,10 @@ class Rollouts:
                 f"{share:.0%} of the answers were cut off at max_completion_length {self.recipe.max_completion_length} in step {step + 1}: "
                 "what is cut off can hardly earn anything. Raise max_completion_length, or ask for shorter answers in the prompt."
             )
+            if not self._told_of_cuts:
+                self.run.say(f"warning: {text}")
+            self._told_of_cuts = True
             self.run.note("cut_off", text, step=step + 1)
-            self.run.say(f"warning: {text}")
 
 
 def alike(group: Sequence[Rollout]) -> bool:

@@ -72,7 +72,8 @@ def plan_lines(made: Plan) -> Iterator[str]:
         yield f"  {part.name:<12} {gib(part.bytes):>10}   {part.why}"
     yield f"  {'together':<12} {gib(made.bytes):>10}   {gib(made.free_bytes)} are free: {'it fits' if made.fits else 'it does not fit'}"
     yield f"  {'on disk':<12} {gib(made.disk_bytes):>10}   {recipe.keep_checkpoints} checkpoints, one being written, and the result"
-    yield f"  {'sampling':<12} {size.kv_bytes_per_token / 1024:>6.0f} KiB   keys and values of each token, when this model answers"
+    if not any(part.name == "sampling" for part in made.memory):
+        yield f"  {'sampling':<12} {size.kv_bytes_per_token / 1024:>6.0f} KiB   keys and values of each token, when this model answers"
     if not made.fits:
         yield ""
         if made.changes:
@@ -86,7 +87,8 @@ def plan_lines(made: Plan) -> Iterator[str]:
     yield "Time"
     if made.rows is not None:
         rows = made.rows
-        yield f"  {rows.count:,} rows of {rows.tokens:.0f} tokens on average (longest of the sample {rows.longest}), {rows.trained_share:.0%} trained"
+        share = f", {rows.trained_share:.0%} trained" if rows.trained_share else ""  # prompts alone have no trained token
+        yield f"  {rows.count:,} rows of {rows.tokens:.0f} tokens on average (longest of the sample {rows.longest}){share}"
     if made.seconds_per_step is None:
         yield "  not measured"
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from tether.report import sampling
 from tether.report.numbers import number, percent, plural, signed
 from tether.report.view import Finding, RunView, is_number
 from tether.stats import calibration_error
@@ -19,7 +20,8 @@ REMEDIES = [
 
 
 def findings(view: RunView) -> list[Finding]:
-    told = [f for part in (progress, numbers_broken, displacement, overfitting, reward_quality, rows_lost, clipping) for f in part(view)]
+    all_of_them = (sampling.findings, progress, numbers_broken, displacement, overfitting, reward_quality, rows_lost, clipping)
+    told = [f for part in all_of_them for f in part(view)]
     return sorted(told, key=lambda f: WORST_FIRST[f.tone])
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tether import atomic
 from tether.errors import UserError
-from tether.report import curves
+from tether.report import curves, sampling
 from tether.report.charts import Chart, Estimate, calibration_chart, interval_chart
 from tether.report.findings import findings
 from tether.report.numbers import measured, number, percent, plural, seconds, signed
@@ -78,17 +78,19 @@ def run_page(view: RunView) -> Page:
 
 
 def run_part(view: RunView) -> Part:
+    sampled = view.command in sampling.COMMANDS
     made = [
         evaluation(view),
-        curves.learning(view),
+        sampling.learning(view) if sampled else curves.learning(view),
         curves.displacement(view),
+        sampling.answers(view.folder) if sampled else None,
         samples_section(view.samples),
         curves.machinery(view),
         notices(view),
         settings(view),
     ]
     title = NAMES.get(view.command, view.command)
-    loss = view.settings.get("loss_type")
+    loss = view.settings.get("loss_type") or view.settings.get("preset")
     return Part(f"{title} ({loss})" if loss else title, facts(view), findings(view), [s for s in made if s is not None])
 
 
@@ -103,6 +105,7 @@ def facts(view: RunView) -> list[tuple[str, str]]:
         ("Command", f"tether {view.command}"),
         ("Model", str(view.settings.get("model") or "–")),
         ("Data", ", ".join(data) if isinstance(data, list) else str(data or "–")),
+        ("Rewards", ", ".join(str(r.get("reward", r)) if isinstance(r, dict) else str(r) for r in view.settings.get("rewards") or [])),
         ("Trained on", plural(int(rows[0]), rows[1].removesuffix("s")) if rows else ""),
         ("Steps", number(view.metrics[-1]["step"]) if view.metrics else "none yet"),
         ("Time", seconds(summary["seconds"]) if is_number(summary.get("seconds")) else ""),
@@ -161,6 +164,9 @@ EVALUATED = {
     "length_correlation": "correlation of score and length",
     "prefers_longer": "share of pairs in which it prefers the longer answer",
     "mean_margin": "mean margin",
+    "eval_reward": "reward, sampled as in training",
+    "eval_greedy_reward": "reward of the greedy answers",
+    "eval_completions/clipped_ratio": "share of sampled answers that were cut off",
     "eval_loss": "loss",
     "eval_perplexity": "perplexity",
     "eval_mean_token_accuracy": "token accuracy",
