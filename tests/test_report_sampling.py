@@ -110,7 +110,7 @@ def test_the_page_draws_the_reward_and_shows_what_was_said_first_and_last(tmp_pa
         "math, format",
         "Reward",
         "Rewards by name",
-        "Groups",
+        "Length of the answers",
         "Time of a step",
         "FIRST [cut off]",
         "<b>LAST</b>",
