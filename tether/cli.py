@@ -44,6 +44,7 @@ COMMANDS: dict[str, Entry] = {
     "plan": Entry("tether.commands.plan:plan", "Memory and time of a run before it starts.", LOOK, ""),
     "report": Entry("tether.commands.report:report", "A run as one HTML page.", LOOK),
     "compare": Entry("tether.commands.compare:compare", "Which of two models is better, with intervals.", LOOK),
+    "evaluate": Entry("tether.commands.evaluate:evaluate", "How often a model solves tasks that can be checked.", LOOK),
     "generate": Entry("tether.commands.generate:generate", "Answers to a file of prompts.", LOOK),
     "chat": Entry("tether.commands.generate:chat", "Talk to a model.", LOOK),
     "data": Entry("tether.commands.data:data", "Check a data file row by row before a run.", MODELS),

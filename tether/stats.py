@@ -158,6 +158,26 @@ def win_rate(outcomes: Numbers, *, prompts: Sequence[Hashable] | None = None, co
     return Interval(float(x.mean()), low, high, len(x))
 
 
+def share_interval(values: Numbers, *, prompts: Sequence[Hashable] | None = None, confidence: float = 0.95) -> Interval:
+    """Mean of values in 0..1 with an interval by Agresti & Coull (1998), the variance taken from the values themselves.
+
+    Half of z^2 prompts are added at 0 and as many at 1; for values of 0 and 1 alone that is their interval. Averages over
+    samples of a prompt (pass rates) vary less than coins, and here the interval says so; where all are 0 or all 1 it is no point.
+
+    >>> [round(x, 4) for x in share_interval([1.0] * 10)[:3]]
+    [1.0, 0.6791, 1.0]
+    """
+    x = _per_prompt(_array(values), prompts)
+    if x.min() < 0 or x.max() > 1:
+        raise ValueError("shares lie between 0 and 1")
+    z = normal_quantile(0.5 + confidence / 2)
+    n, mean = len(x) + z * z, float(x.mean())
+    middle = (float(x.sum()) + z * z / 2) / n
+    variance = (float(((x - middle) ** 2).sum()) + z * z / 2 * (middle**2 + (1 - middle) ** 2)) / n
+    half = z * math.sqrt(variance / n)
+    return Interval(mean, max(0.0, min(middle - half, mean)), min(1.0, max(middle + half, mean)), len(x))
+
+
 def pearson(a: Numbers, b: Numbers) -> float | None:
     """Linear correlation; None with fewer than two values or when either side does not vary."""
     x, y = _array(a, least=0), _array(b, least=0)

@@ -25,6 +25,7 @@ from tether.errors import UserError
 
 FinishReason = Literal["stop", "length", "stop_string"]
 OnToken = Callable[[int, int, int], None]  # request, sample, token id
+OnDone = Callable[["Completion"], None]
 
 
 @dataclass(frozen=True)
@@ -134,10 +135,11 @@ class LocalSampler:
     # -- the one question ----------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def sample(self, requests: Sequence[Request], on_token: OnToken | None = None) -> list[Completion]:
+    def sample(self, requests: Sequence[Request], on_token: OnToken | None = None, on_done: OnDone | None = None) -> list[Completion]:
         """Completions in the order of the requests, each request's `n` in a row.
 
-        `on_token` is called for every token as it is drawn (to show a reply while it grows).
+        `on_token` is called for every token as it is drawn (to show a reply while it grows), `on_done` for every completion as it
+        ends (to keep it, whatever happens to the others).
         Raises UserError for an empty prompt, a prompt that leaves no room, or scores that are not numbers.
         """
         self._check(requests)
@@ -166,7 +168,11 @@ class LocalSampler:
                     scores = scores[order]
                 # 3. Draw, and let the finished leave.
                 self._draw(scores, live, on_token)
+                before = len(done)
                 self._retire(runner, live, done)
+                if on_done is not None:
+                    for completion in done[before:]:
+                        on_done(completion)
         finally:
             runner.close()
         return sorted(done, key=lambda c: (c.request, c.sample))

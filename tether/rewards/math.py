@@ -21,6 +21,7 @@ from tether.rewards.texts import answer_texts, gold_column
 from tether.rewards.worker import WorkerDied, WorkerLate, Workers
 
 LIMIT_S = 2.5
+GOLD = ("answer", "solution", "gold", "ground_truth")  # columns that hold gold answers, first come first taken
 
 
 @dataclass(frozen=True)
@@ -83,12 +84,15 @@ class MathReward:
         how = "no answer" if reply["answer"] is None else "compared"
         return self._counted(Verdict(bool(reply["equal"]), reply["answer"], reply["gold"], how))
 
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        golds = gold_column(self.reward_name, self.column, columns, ("answer", "solution", "gold", "ground_truth"))
+    def verdicts(self, completions: Sequence[Any], **columns: Any) -> list[Verdict]:
+        """One verdict for each completion, with the answer that was found in it."""
+        golds = gold_column(self.reward_name, self.column, columns, GOLD)
         texts = answer_texts(completions, columns.get("opened"))
         with ThreadPoolExecutor(self._workers.n) as pool:
-            verdicts = list(pool.map(lambda t, g: self.verify(t, "" if g is None else str(g), completion=True), texts, golds))
-        return [None if v.equal is None else float(v.equal) for v in verdicts]
+            return list(pool.map(lambda t, g: self.verify(t, "" if g is None else str(g), completion=True), texts, golds))
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        return [None if v.equal is None else float(v.equal) for v in self.verdicts(completions, **columns)]
 
     def close(self) -> None:
         """End the helper processes; the next question starts them again."""
