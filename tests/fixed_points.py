@@ -23,7 +23,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tests.enumerable import END, LENGTH, LENGTHS, REWARDS, STRINGS, WORDS
+from tests.enumerable import END, INDEX, LENGTH, LENGTHS, REWARDS, STRINGS, WORDS
 
 Prefix = tuple[int, ...]
 
@@ -76,7 +76,7 @@ def settled(rule: Rule, ref: Tensor, beta: float, mean: float, spread: float) ->
             longer = (*prefix, token)
             if token == END or len(longer) == LENGTH:
                 w = 1 / len(longer) if rule.per_length else 1.0
-                a = (float(REWARDS[STRINGS.index(longer)]) - mean) / (spread if rule.scale else 1.0)
+                a = (float(REWARDS[INDEX[longer]]) - mean) / (spread if rule.scale else 1.0)
                 ends.append((w * a, w))
             else:
                 ends.append(solve(longer))
