@@ -71,7 +71,7 @@ class Speaker:
         return [n for n in (self.sampler.notice, self.codec.notice) if n]
 
     def answer(
-        self, prompts: Sequence[Text], sampling: Sampling, *, n: int = 1, seed: int = 0, sources: Sequence[Source] | None = None
+        self, prompts: Sequence[Text], sampling: Sampling, *, n: int = 1, seed: int | str = 0, sources: Sequence[Source] | None = None
     ) -> list[Answer]:
         """`n` answers to each prompt, in order. Answer i of prompt j depends on the prompt, the settings, the seed, i and j alone."""
         requests = [Request(self.codec.prompt_ids(p), sampling, n=n, seed=f"{seed}/{j}") for j, p in enumerate(prompts)]

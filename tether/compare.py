@@ -30,6 +30,7 @@ class Pair:
     b: Answer
     swapped: bool
     verdict: Verdict
+    weight: float = 1.0  # chance that these are the two answers, where a side chooses among samples
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ class Comparison:
         pairs = self.judged
         if not pairs:
             return None
-        return stats.win_rate([OUTCOMES[p.verdict.winner] for p in pairs], prompts=[same_question(p.prompt) for p in pairs])
+        rates = _per_prompt(pairs, [OUTCOMES[p.verdict.winner] for p in pairs])
+        return stats.win_rate([min(1.0, max(0.0, r)) for r in rates])  # rounding must not leave 0..1
 
     @property
     def score_difference(self) -> stats.Interval | None:
@@ -66,8 +68,8 @@ class Comparison:
         return self._difference(scored, [p.verdict.score_a or 0.0 for p in scored], [p.verdict.score_b or 0.0 for p in scored])
 
     def mean_score(self, side: str) -> float | None:
-        scores = [v for p in self.judged if (v := p.verdict.score_a if side == "a" else p.verdict.score_b) is not None]
-        return sum(scores) / len(scores) if scores else None
+        scored = [(p, v) for p in self.judged if (v := p.verdict.score_a if side == "a" else p.verdict.score_b) is not None]
+        return _mean([p for p, _ in scored], [v for _, v in scored]) if scored else None
 
     def lengths(self, side: str, unit: str = "words") -> list[float] | None:
         """Words, which mean the same for both sides; or "tokens", end tokens included, None where they are not known."""
@@ -80,7 +82,7 @@ class Comparison:
     def length(self, unit: str = "words") -> tuple[float, float, stats.Interval] | None:
         """Mean of a, mean of b, and the difference with its interval."""
         a, b = self.lengths("a", unit), self.lengths("b", unit)
-        return None if a is None or b is None else (sum(a) / len(a), sum(b) / len(b), self._difference(self.pairs, a, b))
+        return None if a is None or b is None else (_mean(self.pairs, a), _mean(self.pairs, b), self._difference(self.pairs, a, b))
 
     @property
     def longer_wins(self) -> tuple[int, int]:
@@ -110,7 +112,7 @@ class Comparison:
         return None if None in reasons else sum(r == "length" for r in reasons)
 
     def _difference(self, pairs: Sequence[Pair], a: Sequence[float], b: Sequence[float]) -> stats.Interval:
-        return stats.paired_difference(a, b, seed=self.seed, prompts=[same_question(p.prompt) for p in pairs])
+        return stats.paired_difference(_per_prompt(pairs, a), _per_prompt(pairs, b), seed=self.seed)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: infinite ends of an interval (one prompt) are null."""
@@ -122,8 +124,8 @@ class Comparison:
             "pairs": len(self.pairs),
             "prompts": len({same_question(p.prompt) for p in self.pairs}),
             "counts": self.counts,
-            "win_rate": _interval(self.win_rate),
-            "score": {"a": self.mean_score("a"), "b": self.mean_score("b"), "difference": _interval(self.score_difference)},
+            "win_rate": interval_as_dict(self.win_rate),
+            "score": {"a": self.mean_score("a"), "b": self.mean_score("b"), "difference": interval_as_dict(self.score_difference)},
             "length": {unit: _length(self.length(unit)) for unit in ("words", "tokens")},
             "longer_wins": list(self.longer_wins),
             "cut": {"a": self.cut("a"), "b": self.cut("b")},
@@ -142,31 +144,71 @@ class Comparison:
                 "score_b": p.verdict.score_b,
                 "reason": p.verdict.reason,
                 "shown_first": "b" if p.swapped else "a",
+                "weight": p.weight,
             }
             for p in self.pairs
         ]
 
 
 def compare(
-    judge: Judge, answers_a: Sequence[Answer], answers_b: Sequence[Answer], *, names: tuple[str, str] = ("a", "b"), seed: int = 0
+    judge: Judge,
+    answers_a: Sequence[Answer],
+    answers_b: Sequence[Answer],
+    *,
+    names: tuple[str, str] = ("a", "b"),
+    seed: int = 0,
+    chances: tuple[Sequence[float] | None, Sequence[float] | None] | None = None,
 ) -> Comparison:
     """Asks the judge about every pair, its sides shuffled by the seed, and turns the verdicts back.
 
-    Pairs are made by prompt (`pair_up`). Raises UserError when the two sides do not answer the same prompts.
+    Pairs are made by prompt (`pair_up`). With `chances`, how likely each answer of a side is the one it gives (None: all alike), every
+    answer of a meets every one of b and pairs weigh by their chance. Raises UserError when the two sides do not answer the same prompts.
     """
-    pairs = pair_up(answers_a, answers_b, names)
+    if chances is None:
+        pairs = [(*pair, 1.0) for pair in pair_up(answers_a, answers_b, names)]
+    else:
+        pairs = cross(answers_a, answers_b, chances, names)
     swaps = shuffled_sides(len(pairs), seed)
-    shown = [(b, a) if swap else (a, b) for (_, a, b), swap in zip(pairs, swaps, strict=True)]
-    prompts = [prompt for prompt, _, _ in pairs]
+    shown = [(b, a) if swap else (a, b) for (_, a, b, _), swap in zip(pairs, swaps, strict=True)]
+    prompts = [prompt for prompt, _, _, _ in pairs]
     verdicts = judge(prompts, [first.text for first, _ in shown], [second.text for _, second in shown])
     if len(verdicts) != len(pairs):
         raise UserError(f"judge '{judge.name}' returned {len(verdicts)} verdicts for {len(pairs)} pairs")
-    return Comparison(
-        *names,
-        judge.name,
-        seed,
-        [Pair(prompt, a, b, swap, v.swapped() if swap else v) for (prompt, a, b), swap, v in zip(pairs, swaps, verdicts, strict=True)],
-    )
+    judged = [
+        Pair(prompt, a, b, swap, v.swapped() if swap else v, weight)
+        for (prompt, a, b, weight), swap, v in zip(pairs, swaps, verdicts, strict=True)
+    ]
+    return Comparison(*names, judge.name, seed, judged)
+
+
+def cross(
+    a: Sequence[Answer],
+    b: Sequence[Answer],
+    chances: tuple[Sequence[float] | None, Sequence[float] | None],
+    names: tuple[str, str] = ("a", "b"),
+) -> list[tuple[Text, Answer, Answer, float]]:
+    """Every answer of a with every one of b to the same prompt, and the chance of that pair; pairs without chance are left out.
+
+    The chances of a prompt's pairs sum to 1: the two sides choose independently.
+    """
+    sides = []
+    for answers, given in zip((a, b), chances, strict=True):
+        by_prompt: defaultdict[str, list[tuple[Answer, float]]] = defaultdict(list)
+        for i, x in enumerate(answers):
+            by_prompt[same_question(x.prompt or "")].append((x, 1.0 if given is None else given[i]))
+        sides.append(by_prompt)
+    if alone := [(side, q) for side in (0, 1) for q in sides[side] if q not in sides[1 - side]]:
+        missing, question = alone[0]
+        raise UserError(
+            f"{len(alone)} prompts are answered by one side alone; the first is {question[:60]!r}, which {names[1 - missing]} does not answer",
+            remedy="Both sides must answer the same prompts.",
+        )
+    out = []
+    for question, first in sides[0].items():
+        second = sides[1][question]
+        total = sum(c for _, c in first) * sum(c for _, c in second)
+        out += [(x.prompt or "", x, y, c * d / total) for x, c in first for y, d in second if c * d > 0]
+    return out
 
 
 def pair_up(a: Sequence[Answer], b: Sequence[Answer], names: tuple[str, str] = ("a", "b")) -> list[tuple[Text, Answer, Answer]]:
@@ -206,7 +248,22 @@ def pair_up(a: Sequence[Answer], b: Sequence[Answer], names: tuple[str, str] = (
     return out
 
 
-def _interval(x: stats.Interval | None) -> dict[str, float | int | None] | None:
+def _per_prompt(pairs: Sequence[Pair], values: Sequence[float]) -> list[float]:
+    """One value for each prompt: the mean over its pairs, by their weights."""
+    sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for p, value in zip(pairs, values, strict=True):
+        entry = sums[same_question(p.prompt)]
+        entry[0] += p.weight * value
+        entry[1] += p.weight
+    return [total / weight for total, weight in sums.values()]
+
+
+def _mean(pairs: Sequence[Pair], values: Sequence[float]) -> float:
+    return sum(p.weight * v for p, v in zip(pairs, values, strict=True)) / sum(p.weight for p in pairs)
+
+
+def interval_as_dict(x: stats.Interval | None) -> dict[str, float | int | None] | None:
+    """For JSON: an end that is infinite (one prompt) is null."""
     if x is None:
         return None
     low, high = (None if abs(v) == float("inf") else v for v in (x.low, x.high))
@@ -214,4 +271,4 @@ def _interval(x: stats.Interval | None) -> dict[str, float | int | None] | None:
 
 
 def _length(x: tuple[float, float, stats.Interval] | None) -> dict[str, Any] | None:
-    return None if x is None else {"a": x[0], "b": x[1], "difference": _interval(x[2])}
+    return None if x is None else {"a": x[0], "b": x[1], "difference": interval_as_dict(x[2])}
