@@ -411,3 +411,31 @@ def test_a_script_without_a_main_guard_under_spawn(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "totals [2.5, 1.5]\n"
+
+
+# -- where they run ------------------------------------------------------------------------------------------------------
+
+
+class Computing:
+    computes = True
+
+    def __init__(self) -> None:
+        self.thread: threading.Thread | None = None
+
+    def __call__(self, prompts: list[str], completions: list[str], **_: Any) -> list[float]:
+        self.thread = threading.current_thread()
+        return [1.0] * len(prompts)
+
+
+def test_what_computes_with_torch_runs_on_the_thread_that_trains_and_the_rest_beside_it() -> None:
+    """A second thread's processor threads would slow down every operation of training for the rest of the run."""
+    computing, threads = Computing(), []
+
+    def waiting(prompts: list[str], completions: list[str]) -> list[float]:
+        threads.append(threading.current_thread())
+        return [2.0] * len(prompts)
+
+    scored = Rewards([waiting, computing]).score(["p"], ["c"])
+    assert computing.thread is threading.main_thread()
+    assert threads[0] is not threading.main_thread()
+    assert scored.totals == [3.0]

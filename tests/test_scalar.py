@@ -114,6 +114,9 @@ def test_scores_do_not_depend_on_the_batch(tmp_path: Path, pad: str | None) -> N
     every = model.score_texts(texts)
     assert model.score_texts(texts, tokens_per_micro_batch=1) == pytest.approx(every, abs=1e-5)
     assert [model.score_texts([t])[0] for t in texts] == pytest.approx(every, abs=1e-5)
+    # Several answers to one prompt share its computation, in whatever order prompts come.
+    mixed = [("w7 w8", "w9"), *texts[:3], ("w9 w7", "w10 w11"), ("w9 w7", "w12"), *texts[3:]]
+    assert model.score_texts(mixed) == pytest.approx([model.score_texts([t])[0] for t in mixed], abs=1e-5)
 
 
 # -- B24: saved and loaded ---------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ What functions are given, beside the data's own columns (repeated for every comp
     opened             the part of the answer that the chat template had opened, such as "<think>\\n"; the answer is opened + text
     finish_reasons     "stop", "length" or "stop_string"
 
-Threads run the functions, so a script needs no main guard and lambdas are fine. Whatever cannot be scored is unscored (NaN in
-`Scored.matrix`, null in files) and counted; it is never a zero.
+Threads run the functions, so a script needs no main guard and lambdas are fine; one with `computes = True` is called directly.
+Whatever cannot be scored is unscored (NaN in `Scored.matrix`, null in files) and counted; it is never a zero.
 """
 
 from __future__ import annotations
@@ -184,8 +184,14 @@ class Rewards:
                 raise ValueError(f"{column} has {len(values)} entries for {n} completions")
         offered = {**columns, "prompts": list(prompts), "completions": list(completions)}
         calls = [_Call(r, offered, n, places, self._event_loop) for r in self.rewards]
+        # A function that computes with torch runs here: from a second thread it would start processor threads of its own beside those
+        # of training, and with more of them than processors every operation's end is a sleep and not a spin, for the rest of the run.
+        here = [c for c in calls if getattr(c.reward.function, "computes", False)]
         for call in calls:
-            call.start()
+            if call not in here:
+                call.start()
+        for call in here:
+            call.run()
         self._wait(calls)
         notices: list[str] = []
         for call in calls:
@@ -308,9 +314,9 @@ class _Call:
         self.seconds = 0.0
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name=f"reward {self.reward.name}", daemon=True).start()
+        threading.Thread(target=self.run, name=f"reward {self.reward.name}", daemon=True).start()
 
-    def _run(self) -> None:
+    def run(self) -> None:
         start = time.monotonic()
         try:
             self.returned = checked(self.reward.name, self.n, self._ask(self.offered))

@@ -6,6 +6,7 @@ own `...ForSequenceClassification`, so a saved folder is a reward model for tran
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Sequence
@@ -150,18 +151,22 @@ class ScalarModel:
         Token ids are refused: another model's ids mean other words here. `normalised` gives (score - mean) / std.
         """
         rendered = []
-        for prompt, answer in texts:
-            _refuse_ids(prompt)
-            _refuse_ids(answer)
-            rendered.append(self.codec.render_answers(prompt, [answer]))
+        # A prompt is computed once for the answers in a row; plain text goes through no template and stands apart from messages.
+        for (prompt, _), group in itertools.groupby(texts, key=lambda text: (text[0], isinstance(text[1], str))):
+            answers = [answer for _, answer in group]
+            for text in (prompt, *answers):
+                _refuse_ids(text)
+            rendered.append(self.codec.render_answers(prompt, answers))
             for note in rendered[-1].notes:
                 if note.action == "drop":
-                    raise UserError(note.what, where=f"text {len(rendered)}", remedy=note.remedy)
+                    raise UserError(note.what, where=f"text {sum(len(r.answers) for r in rendered) + 1}", remedy=note.remedy)
         examples = self.codec.examples(rendered)
-        out = torch.zeros(len(examples))
+        starts = [0, *itertools.accumulate(len(e.answers) for e in examples)]
+        out = torch.zeros(starts[-1])
         for part in micro_batches(examples, tokens_per_micro_batch):
             packed = pack([examples[i] for i in part], device=self.device)
-            out[torch.tensor(part)] = self.combine(self.scores(packed)).float().cpu()
+            places = [place for i in part for place in range(starts[i], starts[i + 1])]
+            out[torch.tensor(places)] = self.combine(self.scores(packed)).float().cpu()
         return ((out - self.mean) / self.std if normalised else out).tolist()
 
     # -- trained and kept ----------------------------------------------------------------------------------------------

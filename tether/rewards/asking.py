@@ -121,6 +121,8 @@ class LocalModel:
     the conversation, `seed` and how often it was asked in one call, so a resumed run hears the same.
     """
 
+    computes = True
+
     def __init__(self, sampler: Any, codec: Any, *, temperature: float = 1.0, max_tokens: int = 128, seed: int = 0) -> None:
         self.sampler, self.codec, self.seed = sampler, codec, seed
         self.temperature, self.max_tokens = temperature, max_tokens

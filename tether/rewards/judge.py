@@ -78,6 +78,11 @@ class _Judge:
         self.counters: Counter[str] = Counter()
         self._lock = threading.Lock()
 
+    @property
+    def computes(self) -> bool:
+        """Whether a model in this process is asked."""
+        return bool(getattr(self.ask, "computes", False))
+
     def _replies(self, conversations: Sequence[list[Message]]) -> list[str | None]:
         replies = list(self.ask(conversations))
         if len(replies) != len(conversations):

@@ -32,6 +32,7 @@ class ModelReward:
     """
 
     reward_name = "model"
+    computes = True  # with torch, so it is called on the thread that trains: see `tether.reward.Rewards`
 
     def __init__(
         self,
