@@ -26,7 +26,7 @@ Train = Callable[..., tuple[Run, dict[str, Any]]]
 
 @pytest.fixture
 def train(model: Path, tmp_path: Path) -> Train:
-    """Runs to the end; each call has a run folder of its own. The closed run can still be read."""
+    """Runs to the end; each call has a run folder of its own. The closed run can still be read. Rewards: functions, or as in a recipe."""
     count = 0
 
     def go(rewards: list[Any], n_prompts: int = 12, command: str = "grpo", **settings: Any) -> tuple[Run, dict[str, Any]]:
@@ -35,9 +35,10 @@ def train(model: Path, tmp_path: Path) -> Train:
         data = write_rows(tmp_path / f"prompts{count}.jsonl", [{"prompt": words(5 * i, 2 + i % 4), "gold": i} for i in range(n_prompts)])
         given = {"model": str(model), "data": str(data), "run": str(tmp_path / f"run{count}"), "precision": "fp32", "trackers": []}
         small = {"batch_size": 16, "num_generations": 4, "max_completion_length": 6, "learning_rate": 5e-3, "max_steps": 4}
-        recipe = RECIPES[command](**{**given, **small, "log_every": 1000, **settings})
+        named = all(isinstance(r, (str, dict)) for r in rewards)
+        recipe = RECIPES[command](**{**given, **small, "log_every": 1000, **({"rewards": rewards} if named else {}), **settings})
         with Run.create(recipe.run or "", recipe) as run:
-            return run, ALGORITHMS[command].train(recipe, run, rewards)
+            return run, ALGORITHMS[command].train(recipe, run, None if named else rewards)
 
     return go
 

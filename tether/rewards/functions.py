@@ -39,24 +39,32 @@ READY: dict[str, tuple[str, str]] = {
     "vader": ("tether.rewards.vader", "VaderReward"),
 }
 ASKS = {"judge", "principles"}  # these take an endpoint's settings under `endpoint`
+TIMEOUT_S = 600.0
+OWN_CLOCK_S = 86_400.0  # for a whole step of a reward that limits each answer itself: a hard end for what hangs all the same
 
 
 def reward(
-    spec: str | Callable[..., Any] | Reward, *, weight: float = 1.0, name: str = "", timeout_s: float = 600.0, **settings: Any
+    spec: str | Callable[..., Any] | Reward, *, weight: float = 1.0, name: str = "", timeout_s: float | None = None, **settings: Any
 ) -> Reward:
     """The reward that `spec` names. UserError says what was meant, what a file lacks or which setting is unknown.
+
+    `timeout_s` is for one call with the whole step's answers; a class that has a setting of this name (`code`: seconds for one
+    program) gets it, and the call as a whole may take as long as its answers need.
 
     >>> reward("repetition", n=2, weight=0.1).name
     'repetition'
     """
     if isinstance(spec, Reward):
         return spec
+    whole_s = TIMEOUT_S if timeout_s is None else timeout_s
     if not isinstance(spec, str):
-        return Reward(functools.partial(spec, **settings) if settings else spec, name, weight, timeout_s)
+        return Reward(functools.partial(spec, **settings) if settings else spec, name, weight, whole_s)
     if ":" in spec:
         found = _from_file(spec) if ".py:" in spec else _from_module(spec)
+        if inspect.isclass(found):
+            whole_s = _clock(found, timeout_s, settings)
         function = _made(found, spec, settings) if inspect.isclass(found) else functools.partial(found, **settings) if settings else found
-        return Reward(function, name, weight, timeout_s)
+        return Reward(function, name, weight, whole_s)
     if spec not in READY:
         near = nearest(spec, list(READY))
         raise UserError(
@@ -73,7 +81,17 @@ def reward(
         from tether.rewards.asking import Endpoint
 
         settings["ask"] = _made(Endpoint, f"{spec}: endpoint", dict(settings.pop("endpoint")))
-    return Reward(_made(made, spec, settings), name or spec, weight, timeout_s)
+    whole_s = _clock(made, timeout_s, settings)
+    return Reward(_made(made, spec, settings), name or spec, weight, whole_s)
+
+
+def _clock(kind: Callable[..., Any], timeout_s: float | None, settings: dict[str, Any]) -> float:
+    """Seconds for a whole call. Hands `timeout_s` on to a class that has a setting of this name."""
+    if "timeout_s" not in inspect.signature(kind).parameters:
+        return TIMEOUT_S if timeout_s is None else timeout_s
+    if timeout_s is not None:
+        settings["timeout_s"] = timeout_s
+    return OWN_CLOCK_S
 
 
 def _made(kind: Callable[..., Any], spec: str, settings: dict[str, Any]) -> Any:
