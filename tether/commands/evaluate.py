@@ -112,7 +112,7 @@ def evaluate(
         if not from_file:
             say(f"{len(attempts)} answers are kept in {folder.path}; judge them with: {_again(folder)}")
         raise
-    notices = [*tasks.notices, *notices, *judged.notices, *_warnings(result, max_new_tokens, threshold)]
+    notices = [*tasks.notices, *notices, *judged.notices, *_warnings(result, None if from_file else max_new_tokens, threshold)]
     told: dict[str, Any] = {
         "model": model,
         "data": tasks.files,
@@ -223,13 +223,14 @@ def _record() -> dict[str, Any]:
 # -- what is shown -----------------------------------------------------------------------------------------------------
 
 
-def _warnings(result: Evaluation, max_new_tokens: int, threshold: float | None) -> list[str]:
+def _warnings(result: Evaluation, max_new_tokens: int | None, threshold: float | None) -> list[str]:
     out = []
     found = {m.name: m for m in result.measures}
-    if (cut := found.get("cut")) is not None and cut.value.value > CUT_SHARE:
-        out.append(
-            f"{cut.value.value:.0%} of the samples were cut at {max_new_tokens} tokens and seldom hold an answer: raise --max-new-tokens"
-        )
+    for name, whose in (("cut", "samples"), ("greedy cut", "greedy answers")):
+        if (cut := found.get(name)) is not None and cut.value.value > CUT_SHARE:
+            limit = "the length limit" if max_new_tokens is None else f"{max_new_tokens} tokens"
+            remedy = "" if max_new_tokens is None else ": raise --max-new-tokens"
+            out.append(f"{cut.value.value:.0%} of the {whose} were cut at {limit} and seldom hold an answer{remedy}")
     if "reward" in found and threshold is None:
         out.append("the reward gives other values than 0 and 1: --threshold says from which on a sample passes, for pass@k")
     for m in result.measures:
@@ -267,10 +268,12 @@ def _show_categories(categories: dict[str, list[Measure]], console: Console) -> 
     from rich.table import Table
     from rich.text import Text as RichText
 
-    names = list(dict.fromkeys(m.name for ms in categories.values() for m in ms if not m.name.startswith("greedy ")))
-    table = Table(title="by category, with 95 % intervals", title_justify="left")
+    every = list(dict.fromkeys(m.name for ms in categories.values() for m in ms))
+    best, votes = [n for n in every if n.startswith(("pass@", "reward", "best@"))], [n for n in every if n.startswith("maj@")]
+    names = list(dict.fromkeys([*best[:1], *best[-1:], *votes[-1:], *(n for n in ("greedy", "greedy reward", "cut") if n in every)]))
+    table = Table(title="by category, with 95 % intervals (more in evaluation.json)", title_justify="left")
     for column in ("category", "prompts", *names):
-        table.add_column(LABELS.get(column, column), justify="left" if column == "category" else "right")
+        table.add_column(column, justify="left" if column == "category" else "right")
     for category, measures in categories.items():
         found = {m.name: m for m in measures}
         prompts = max(m.value.n + m.left_out for m in measures) if measures else 0
