@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tests import enumerable
 from tests.enumerable import INDEX, LENGTH, LENGTHS, MASK, PROMPT_IDS, REWARDS, STRINGS, total_variation
-from tests.fixed_points import Rule, field, fixed_point
+from tests.fixed_points import Rule, field, fixed_point, moments, settled
 from tether.algorithms import grpo
 from tether.engines.local import LocalSampler, Request
 from tether.engines.sampling import Sampling
@@ -113,6 +113,7 @@ def test_every_preset_is_here() -> None:
 
 # --- where a method ends ----------------------------------------------------------------------------------------------------------
 
+EVEN = 2048  # rows of a group that stands for an endless one
 START = 9  # a seed: its answers are of all lengths, so that methods which weigh lengths differently end far apart
 
 
@@ -149,19 +150,24 @@ def even_group(p: Tensor, size: int) -> Tensor:
     return torch.repeat_interleave(torch.arange(N), counts.long())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", METHODS)
-def test_the_expected_update_of_a_method_ends_at_its_fixed_point(name: str, start: Path, start_logps: Tensor) -> None:
-    m, size, steps, rate = METHODS[name], 2048, 200, 0.01
-    recipe, policy = recipe_of(name, size), in_float64(start)
+def led_by_expectation(recipe: GRPORecipe, start: Path, ref: Tensor, steps: int = 200, rate: float = 0.01) -> Tensor:
+    """The distribution (40,) where the expected updates of a method bring a transformer."""
+    policy = in_float64(start)
     optimizer = torch.optim.Adam(policy.parameters().values(), lr=rate, betas=(0.8, 0.98))
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = rate * min(1, 2 * (1 - step / steps))
         lp = enumerable.table(policy)
         optimizer.zero_grad()
-        step_loss(recipe, even_group(lp.detach().sum(1).exp(), size), lp, start_logps).backward()
+        step_loss(recipe, even_group(lp.detach().sum(1).exp(), EVEN), lp, ref).backward()
         optimizer.step()
-    p, want = enumerable.distribution(policy), fixed_point(m.rule, start_logps, m.beta)
+    return enumerable.distribution(policy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_the_expected_update_of_a_method_ends_at_its_fixed_point(name: str, start: Path, start_logps: Tensor) -> None:
+    m = METHODS[name]
+    p, want = led_by_expectation(recipe_of(name, EVEN), start, start_logps), fixed_point(m.rule, start_logps, m.beta)
     distance = total_variation(p, want)
     print(f"{name}: {distance:.4f} from its fixed point, which is {total_variation(want, start_logps.sum(1).exp()):.3f} from the start")
     assert total_variation(want, start_logps.sum(1).exp()) > 0.2, "there is a way to go"
@@ -169,6 +175,19 @@ def test_the_expected_update_of_a_method_ends_at_its_fixed_point(name: str, star
     for other in {r.rule for r in METHODS.values()} - {m.rule}:
         if not other.scale or m.rule.scale:  # at a beta that suits plain rewards, scaled ones have no fixed point to speak of
             assert distance < total_variation(want, fixed_point(other, start_logps, m.beta)) / 2, f"as near to that of {other}"
+
+
+@pytest.mark.slow
+def test_a_weak_k2_tie_cannot_hold_a_reward_divided_by_its_spread(start: Path, start_logps: Tensor) -> None:
+    """The surer the policy, the smaller the spread and the larger the advantages: below some beta there is nowhere to rest but a
+    policy with one answer. The pull of k3 grows without bound as a probability falls, and holds."""
+    weak, scaled = 0.5, Rule("k2", scale=True)
+    for spread in (0.02 * i for i in range(1, 21)):
+        p = settled(scaled, start_logps, weak, mean=0.0, spread=spread)
+        assert moments(p)[1] < spread, "a fixed point would have the spread that it was solved with"
+    got = led_by_expectation(recipe_of("reinforce_pp_baseline, k2", EVEN, beta=weak), start, start_logps)
+    assert float(got.max()) > 0.99
+    assert float(fixed_point(Rule("k3", scale=True), start_logps, weak).max()) < 0.9
 
 
 @pytest.mark.slow
