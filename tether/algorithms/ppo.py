@@ -35,7 +35,7 @@ from tether.reward import Reward, RewardFunction
 from tether.rl_metrics import record, row_metrics, sampling_difference, warn, weight_metrics
 from tether.rollouts import Rollouts, check_sampling, evaluate, load_prompts, make_rewards
 from tether.run import Run
-from tether.startup import TOLERANCE, check_start
+from tether.startup import check_start
 from tether.stopwatch import Stopwatch
 from tether.token_batch import MiniBatch, Part, TokenBatch, mini_batches, over_all, parts, token_batch
 from tether.token_rows import to_rows
@@ -134,7 +134,7 @@ def check_first_step(run: Run, policy: Policy, batch: TokenBatch, before: Before
     """Ratio 1 between sampling and training, KL 0 to the reference; UserError when it is not so."""
     if not bool(batch.mask.any()):
         return
-    check_sampling(run, batch.sampled_logp, before.logp, batch.mask, precision=policy.precision, tolerance=TOLERANCE.__getitem__)
+    check_sampling(run, batch.sampled_logp, before.logp, batch.mask, precision=policy.precision)
     if before.ref is not None:
         rows = batch.active
         sums = before.logp[rows].sum(1), before.ref[rows].sum(1)
