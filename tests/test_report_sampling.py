@@ -123,6 +123,15 @@ def test_the_page_draws_the_reward_and_shows_what_was_said_first_and_last(tmp_pa
     assert "baseline used" not in text
 
 
+def test_an_error_that_stopped_the_run_stands_at_the_top(tmp_path: Path) -> None:
+    notice = {"kind": "error", "text": "reward 'score' returned 1 values for 16 completions. Return a list."}
+    folder = made(tmp_path / "run", notices=(notice,), **{"completions/clipped_ratio": 0.9})
+    assert "stopped" not in said(folder), "it was continued to its end"
+    (folder / "summary.json").unlink()
+    assert "The run stopped with an error. reward 'score' returned 1 values" in said(folder)
+    checked(report_html(folder))
+
+
 def test_a_run_without_a_step_has_a_page(tmp_path: Path) -> None:
     checked(report_html(made(tmp_path / "run", steps=0)))
     assert "could not" not in said(tmp_path / "run")

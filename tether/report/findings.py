@@ -27,6 +27,9 @@ def findings(view: RunView) -> list[Finding]:
 
 def progress(view: RunView) -> Iterator[Finding]:
     """Whether it ended, and whether it learnt."""
+    stopped = [n for n in view.notices if n.get("kind") == "error"] if view.summary is None else []
+    if stopped:
+        yield Finding("bad", f"The run stopped with an error. {stopped[-1].get('text', '')}")
     if view.summary is None:
         steps = plural(len(view.metrics), "step")
         yield Finding(

@@ -154,7 +154,7 @@ def reward(view: RunView) -> Iterator[Finding]:
     elif change < -2 * error:
         yield Finding("watch", f"The reward fell {text}{more}.", "Lower learning_rate, or tie the model to its reference with beta.")
     else:
-        remedy = "Look at the groups below: prompts may be too hard or too easy. Else train for longer, or raise learning_rate."
+        remedy = "Prompts may be too hard or too easy. Else train for longer, or raise learning_rate."
         yield Finding("watch", f"The reward did not clearly change: {text} ({signed(change)}){more}.", remedy)
 
 
