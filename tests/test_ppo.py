@@ -40,16 +40,16 @@ def recipe(**given: Any) -> PPORecipe:
 
 
 def test_the_penalty_for_a_missing_end_comes_after_the_clip() -> None:
-    scores, _ = scores_of(recipe(score_clip=2.0, missing_end_penalty=1.5), batch_of(5.0, -5.0, finished=False), RunningSpread())
+    scores, *_ = scores_of(recipe(score_clip=2.0, missing_end_penalty=1.5), batch_of(5.0, -5.0, finished=False), RunningSpread())
     assert scores.tolist() == [0.5, -3.5]
-    scores, _ = scores_of(recipe(score_clip=2.0, missing_end_penalty=1.5), batch_of(5.0, -5.0), RunningSpread())
+    scores, *_ = scores_of(recipe(score_clip=2.0, missing_end_penalty=1.5), batch_of(5.0, -5.0), RunningSpread())
     assert scores.tolist() == [2.0, -2.0]
 
 
 def test_a_running_spread_divides_and_does_not_shift() -> None:
-    scores, state = scores_of(recipe(score_scaling="running", score_clip=None), batch_of(1.0, 3.0), RunningSpread())
+    scores, state, _ = scores_of(recipe(score_scaling="running", score_clip=None), batch_of(1.0, 3.0), RunningSpread())
     assert scores.tolist() == pytest.approx([1 / math.sqrt(2), 3 / math.sqrt(2)])
-    again, _ = scores_of(recipe(score_scaling="running", score_clip=None), batch_of(5.0, 7.0), RunningSpread.from_state(state))
+    again, *_ = scores_of(recipe(score_scaling="running", score_clip=None), batch_of(5.0, 7.0), RunningSpread.from_state(state))
     std = torch.tensor([1.0, 3.0, 5.0, 7.0]).std().item()
     assert again.tolist() == pytest.approx([5 / std, 7 / std])
 

@@ -99,6 +99,9 @@ def make_critic(recipe: PPORecipe, policy: Policy, run: Run) -> SharedCritic | S
         return SharedCritic(policy)
     options: dict[str, Any] = options_of(recipe, run)
     scalar = ScalarModel.load(recipe.critic_model or recipe.model, fresh_head=True, **{**options, "precision": policy.precision})
+    if scalar.engine.notice:
+        run.note("not_packed", f"the critic: {scalar.engine.notice}")
+        run.say(f"the critic: {scalar.engine.notice}")
     return SeparateCritic(scalar, policy)
 
 

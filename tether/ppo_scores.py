@@ -47,19 +47,22 @@ class RunningSpread:
         return RunningSpread(total, self.mean + delta * n / total, self.squares + squares + delta**2 * self.count * n / total)
 
 
-def scores_of(recipe: PPORecipe, batch: TokenBatch, spread: RunningSpread) -> tuple[Tensor, dict[str, float]]:
-    """Scores (R,) float64, 0 for rows that take no part, and the state of the spread for the next step.
+def scores_of(recipe: PPORecipe, batch: TokenBatch, spread: RunningSpread) -> tuple[Tensor, dict[str, float], dict[str, float]]:
+    """Scores (R,) float64, 0 for rows that take no part; the state of the spread for the next step; metrics.
 
-    The penalty comes after the clip, so that it survives it.
+    The penalty comes after the clip, so that it survives it. `objective/scores_clipped`: share of the rows that the clip changed.
     """
     rewards = torch.where(torch.isfinite(batch.rewards), batch.rewards, 0.0)
     known = spread.with_values(batch.rewards[torch.isfinite(batch.rewards)])
     if recipe.score_scaling == "running":
         rewards = rewards / known.std
+    active, metrics = batch.active, {}
     if recipe.score_clip is not None:
+        beyond = (rewards.abs() > recipe.score_clip)[active.cpu()]
+        if len(beyond):
+            metrics["objective/scores_clipped"] = float(beyond.double().mean())
         rewards = rewards.clamp(-recipe.score_clip, recipe.score_clip)
     unfinished = torch.tensor([not r.finished for r in batch.rollouts])
     rewards = rewards - recipe.missing_end_penalty * unfinished
-    active = batch.active
     state = {"count": known.count, "mean": known.mean, "squares": known.squares}
-    return torch.where(active, rewards.to(active.device), 0.0), state
+    return torch.where(active, rewards.to(active.device), 0.0), state, metrics

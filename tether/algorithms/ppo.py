@@ -7,12 +7,12 @@ advantage estimation against the critic; policy and critic are updated several t
 Ours: the score stands at the last token that was sampled, the end mark where there is one, and exactly once. After that token
 nothing follows, also where an answer was cut off. A missing end costs a penalty after the score was clipped, so that it survives. The
 critic's returns use advantages before they are whitened. Every mean is over the tokens of the whole mini-batch, so micro-batches do
-not show. Gradients of policy and critic are clipped together.
+not show. Gradients of policy and critic are clipped together. `docs/ppo.md` compares this with TRL and OpenRLHF.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -72,6 +72,7 @@ def train(recipe: PPORecipe, run: Run, rewards: Sequence[Reward | RewardFunction
         ) as loop:
             if data.held_out and run.is_new:
                 evaluate(source, data.held_out, 0)
+            checked = not run.is_new
             for step in loop:
                 beta = float(loop.state.get("beta", recipe.beta))
                 # 2. Attempts, sampled from the weights as they are, and scored.
@@ -82,26 +83,23 @@ def train(recipe: PPORecipe, run: Run, rewards: Sequence[Reward | RewardFunction
                 # 3. Log-probs and values of what was sampled, before anything moves.
                 with watch("scoring"):
                     before = look(recipe, policy, critic, anchor, batch)
-                    if step == 0:
-                        check_first_step(run, policy, batch, before)
+                    checked = checked or check_first_step(run, policy, batch, before)
                 # 4. Scores: scaled, clipped, less the penalty for a missing end. The spread is kept for the next step.
                 spread = RunningSpread.from_state(loop.state.get("scores"))
-                scores, loop.state["scores"] = scores_of(recipe, batch, spread)  # (R,)
+                scores, loop.state["scores"], clipped = scores_of(recipe, batch, spread)  # (R,)
                 # 5. Rewards per token, and from them advantages and what the critic should have said.
-                token_rewards = rewards_of(recipe, batch, before, scores, beta)  # (R, T)
-                advantages, returns = gae(token_rewards, before.values, batch.mask, recipe.gamma, recipe.lam)  # (R, T) each
-                if recipe.whiten_advantages and int(batch.mask.sum()) >= 2:
-                    advantages = masked_whiten(advantages, batch.mask, std_kind=recipe.std)
+                advantages, returns = advantages_of(recipe, batch, before, scores, beta)  # (R, T) each
                 # 6. Several passes over the batch.
                 with watch("update"):
                     tally = updates(recipe, policy, critic, loop, batch, before, advantages.float(), returns.float())
                 # 7. What happened.
-                extra = {**sampled.metrics, **objective(batch, before, scores, returns, beta)}
+                extra = {**sampled.metrics, **objective(batch, before, scores, returns, beta), **clipped}
                 if recipe.kl_target is not None and "objective/kl" in extra:
                     adapted = AdaptiveKL(beta, recipe.kl_target, recipe.kl_horizon)
-                    loop.state["beta"] = adapted.update(extra["objective/kl"], recipe.batch_size)
+                    loop.state["beta"] = adapted.update(extra["objective/kl"], len(batch.rollouts))
                 record(run, loop.step + 1, sampled, batch, select(advantages, batch.mask).sum(1) / batch.mask.sum(1).clamp(min=1))
                 warn(run, batch, advantages, step, {**tally.means(), **extra})
+                warn_of_clipped_scores(run, recipe, step, clipped)
                 loop.end(tally, {**extra, **watch.metrics()})
                 if data.held_out and loop.due(recipe.eval_steps):
                     evaluate(source, data.held_out, loop.step)
@@ -110,7 +108,7 @@ def train(recipe: PPORecipe, run: Run, rewards: Sequence[Reward | RewardFunction
         summary: dict[str, Any] = {"steps": loop.step, "prompts": len(data.train), "critic": recipe.critic}
         if data.held_out:
             summary["held_out"] = {"n": len(data.held_out), **evaluate(source, data.held_out, loop.step)}
-        policy.save(run.folder / "model")
+        policy.save_result(run)
         return run.finish(summary)
 
 
@@ -130,15 +128,16 @@ def look(recipe: PPORecipe, policy: Policy, critic: Critic, anchor: Anchor | Non
     return Before(logp, values, ref)
 
 
-def check_first_step(run: Run, policy: Policy, batch: TokenBatch, before: Before) -> None:
-    """Ratio 1 between sampling and training, KL 0 to the reference; UserError when it is not so."""
+def check_first_step(run: Run, policy: Policy, batch: TokenBatch, before: Before) -> bool:
+    """Ratio 1 between sampling and training, KL 0 to the reference; UserError when it is not so. Says whether there was a token to look at."""
     if not bool(batch.mask.any()):
-        return
+        return False
     check_sampling(run, batch.sampled_logp, before.logp, batch.mask, precision=policy.precision)
     if before.ref is not None:
         rows = batch.active
         sums = before.logp[rows].sum(1), before.ref[rows].sum(1)
         check_start(run, *sums, batch.mask[rows].sum(1), precision=policy.precision)
+    return True
 
 
 def rewards_of(recipe: PPORecipe, batch: TokenBatch, before: Before, scores: Tensor, beta: float) -> Tensor:
@@ -148,6 +147,15 @@ def rewards_of(recipe: PPORecipe, batch: TokenBatch, before: Before, scores: Ten
     if recipe.whiten_rewards and int(batch.mask.sum()) >= 2:
         shaped = masked_whiten(shaped, batch.mask, std_kind=recipe.std, shift_mean=False)
     return shaped
+
+
+def advantages_of(recipe: PPORecipe, batch: TokenBatch, before: Before, scores: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    """Advantages, whitened if that is asked for, and returns, which never are; (R, T) each."""
+    token_rewards = rewards_of(recipe, batch, before, scores, beta)
+    advantages, returns = gae(token_rewards, before.values, batch.mask, recipe.gamma, recipe.lam)
+    if recipe.whiten_advantages and int(batch.mask.sum()) >= 2:
+        advantages = masked_whiten(advantages, batch.mask, std_kind=recipe.std)
+    return advantages, returns
 
 
 def updates(
@@ -241,7 +249,10 @@ def objective(batch: TokenBatch, before: Before, scores: Tensor, returns: Tensor
     out = {"objective/scores": float(scores[rows].mean())}
     out["objective/entropy"] = -float(select(before.logp, batch.mask)[rows].sum(1).mean())
     if before.ref is not None:
-        kl = float(select(before.logp - before.ref, batch.mask)[rows].sum(1).mean())
+        distance = select(before.logp - before.ref, batch.mask)[rows].sum(1)
+        kl = float(distance.mean())
+        # Of the policy that sampled: later in the step the tokens are no longer its own, and a mean below 0 would say nothing.
+        out["kl/k1"] = float(distance.sum() / batch.mask.sum())
         out |= {"objective/kl": kl, "objective/non_score_reward": -beta * kl, "kl_coef": beta}
         out["objective/rlhf_reward"] = out["objective/scores"] - beta * kl
     ended = [r.finished for r in batch.rollouts]
@@ -250,3 +261,18 @@ def objective(batch: TokenBatch, before: Before, scores: Tensor, returns: Tensor
     if foreseen is not None:
         out["val/explained_variance"] = foreseen
     return out
+
+
+def warn_of_clipped_scores(run: Run, recipe: PPORecipe, step: int, clipped: Mapping[str, float]) -> None:
+    """Once: scores that all count the same teach nothing, and rewards far from 0 end so."""
+    if not clipped.get("objective/scores_clipped"):
+        return
+    if not any(notice["kind"] == "scores_clipped" for notice in run.notices()):
+        run.say(
+            f"warning: {clipped['objective/scores_clipped']:.0%} of the scores of step {step + 1} lie beyond score_clip {recipe.score_clip:g}"
+        )
+    text = (
+        f"in some steps scores lay beyond score_clip {recipe.score_clip:g} and counted as that: differences among them are lost. See "
+        "objective/scores_clipped; raise score_clip, give the reward a smaller weight, or set score_scaling: running"
+    )
+    run.note("scores_clipped", text)

@@ -1,0 +1,272 @@
+"""`tether ppo` against exact expectations, on the policy of `enumerable`, whose every answer is written out.
+
+With lam = 1 and gamma = 1 and without whitening an advantage is the reward to go less a value of the state ahead, and
+E[sum_t A_t grad log pi(y_t)] is the gradient of E[R] - beta KL(policy, reference) whatever the critic says: a baseline drops out. The
+fixed point is then p*(y) proportional to ref(y) exp(R(y)/beta). There every reward to go depends on the prefix alone, so that a
+critic which has learnt it leaves no advantage at all: the noise of sampling dies out. What each other setting does is tested below.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests import enumerable
+from tests.enumerable import INDEX, LENGTH, LENGTHS, MASK, PROMPT_IDS, REWARDS, STRINGS, Tree, total_variation
+from tests.fixed_points import optimum
+from tests.test_enumerable import ATTEMPTS, DIRECTIONS, EXACT, START, THREE_STANDARD_ERRORS, Caught, World, attempt, even_group, in_float64
+from tether.algorithms import ppo
+from tether.engines.local import LocalSampler, Request
+from tether.engines.sampling import Sampling
+from tether.packing import Packed
+from tether.policy import Policy
+from tether.ppo_scores import RunningSpread, scores_of
+from tether.recipe import PPORecipe
+from tether.run import Run
+from tether.token_batch import MiniBatch, Part, TokenBatch, token_batch
+
+N, EVEN = len(STRINGS), 2048
+STATES = Tree.made().rows  # (40, 3): which prefix is ahead of each token
+CUT = torch.tensor([s[-1] != enumerable.END for s in STRINGS])
+EXACT_SETTINGS: dict[str, Any] = {"lam": 1.0, "gamma": 1.0, "whiten_advantages": False, "beta": 0.5}
+
+
+def recipe_of(**changes: Any) -> PPORecipe:
+    size = {"model": "m", "data": "d", "batch_size": 128, "num_generations": 128, "max_completion_length": LENGTH}
+    return PPORecipe(**{**size, **EXACT_SETTINGS, "updates_per_batch": 1, **changes})
+
+
+def foreseen(recipe: PPORecipe, lp: Tensor, ref: Tensor, rewards: Tensor = REWARDS) -> Tensor:
+    """(40, 3): what a critic says that has learnt everything: the mean discounted reward to go from the state ahead of each token."""
+    to_go = -recipe.beta * (lp - ref) * MASK
+    to_go[torch.arange(N), LENGTHS - 1] += rewards
+    for t in (1, 0):
+        to_go[:, t] += recipe.gamma * to_go[:, t + 1] * MASK[:, t + 1]
+    p = lp.sum(1).exp()[:, None] * MASK
+    mass, total = (torch.zeros(13, dtype=torch.float64).index_add_(0, STATES[MASK], x[MASK]) for x in (p, p * to_go))
+    return (total / mass)[STATES] * MASK
+
+
+def look_at(recipe: PPORecipe, rows: Tensor, lp: Tensor, ref: Tensor, values: Tensor) -> tuple[TokenBatch, ppo.Before, Tensor, Tensor]:
+    """Strings `rows` as a step of the loop sees them before its updates: batch, constants, advantages, returns."""
+    here = lp.detach()[rows]
+    rollouts = [ATTEMPTS[i] for i in rows.tolist()]
+    batch = TokenBatch(rollouts, [], [], [], MASK[rows], here, REWARDS[rows], torch.zeros(len(rows), dtype=torch.long))
+    before = ppo.Before(here, values[rows], ref[rows])
+    scores, *_ = scores_of(recipe, batch, RunningSpread())
+    return batch, before, *ppo.advantages_of(recipe, batch, before, scores, recipe.beta)
+
+
+def pull(recipe: PPORecipe, rows: Tensor, lp: Tensor, ref: Tensor, values: Tensor, *, per_answer: bool = False) -> Tensor:
+    """(40, 3): what a step on strings `rows` adds to each log-prob, by the loop's own functions. `per_answer`: a sum over tokens and a
+    mean over answers in place of the mean over tokens, which has a random number below the line."""
+    batch, before, advantages, returns = look_at(recipe, rows, lp, ref, values)
+    leaf, n = lp.detach().clone().requires_grad_(), len(rows)
+    whole: Any = None  # the packed stream, which no loss reads
+    part, mini = Part(whole, torch.arange(n)), MiniBatch([0], n if per_answer else int(batch.mask.sum()), n, n)
+    loss, _ = ppo.part_loss(recipe, batch, part, mini, leaf[rows], values[rows], before, advantages, returns, None)
+    return -torch.autograd.grad(loss, leaf)[0]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="module")
+def whims() -> Tensor:
+    """A critic that has learnt nothing: any number for each state."""
+    return torch.randn(13, generator=torch.Generator().manual_seed(5), dtype=torch.float64)[STATES] * MASK
+
+
+# --- which way a step goes --------------------------------------------------------------------------------------------------------
+
+
+def expected(recipe: PPORecipe, world: World, values: Tensor) -> Tensor:
+    """Exact mean over answers of what one answer adds to the parameters, in eight directions."""
+    each = torch.stack([pull(recipe, torch.tensor([i]), world.lp, world.ref, values, per_answer=True) for i in range(N)])
+    return world.project(torch.einsum("n,nit->it", world.p, each))
+
+
+@pytest.mark.parametrize("critic", ["nothing", "whims", "everything"])
+def test_the_expected_step_is_the_gradient_of_the_objective_whatever_the_critic_says(critic: str, world: World, whims: Tensor) -> None:
+    recipe = recipe_of()
+    values = {"nothing": torch.zeros_like(whims), "whims": whims, "everything": foreseen(recipe, world.lp, world.ref)}[critic]
+    torch.testing.assert_close(expected(recipe, world, values), world.objective(0.5), **EXACT)
+
+
+def test_below_one_lam_leans_on_the_critic_and_gamma_changes_the_objective(world: World, whims: Tensor) -> None:
+    recipe, want = recipe_of(lam=0.9), world.objective(0.5)
+    torch.testing.assert_close(expected(recipe, world, foreseen(recipe, world.lp, world.ref)), want, **EXACT)
+    assert float((expected(recipe, world, whims) - want).norm() / want.norm()) > 0.05
+    recipe = recipe_of(gamma=0.9)
+    assert float((expected(recipe, world, foreseen(recipe, world.lp, world.ref)) - want).norm() / want.norm()) > 0.05
+
+
+@pytest.mark.parametrize("setting", ["whiten_advantages", "whiten_rewards"])
+def test_whitening_over_many_answers_changes_the_length_of_a_step_and_not_its_direction(setting: str, world: World, whims: Tensor) -> None:
+    want = world.objective(0.5)
+    step = world.project(pull(recipe_of(**{setting: True}), even_group(world.p, 20_000), world.lp, world.ref, whims))
+    assert float(torch.cosine_similarity(step, want, dim=0)) > 0.999
+    assert abs(float(step.norm() / want.norm()) - 1) > 0.05
+
+
+@pytest.fixture(scope="module")
+def drawn(world: World) -> Counter[int]:
+    """Answers from the sampler, counted."""
+    policy = Policy.load(world.folder, precision="fp32")
+    sampler = LocalSampler(policy.model, policy.codec, precision="fp32", slots=1024)
+    made = sampler.sample([Request(PROMPT_IDS, Sampling(max_new_tokens=LENGTH), 12_000, "answers")])
+    return Counter(INDEX[tuple(c.tokens)] for c in made)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("critic", ["nothing", "whims", "everything"])
+def test_the_mean_of_sampled_gradients_is_the_exact_gradient(critic: str, world: World, drawn: Counter[int], whims: Tensor) -> None:
+    """First update, ratio 1. All eight directions are judged together: the squared distance in standard errors, with correlations."""
+    recipe = recipe_of()
+    values = {"nothing": torch.zeros_like(whims), "whims": whims, "everything": foreseen(recipe, world.lp, world.ref)}[critic]
+    gradients = torch.stack([world.project(pull(recipe, torch.tensor([i]), world.lp, world.ref, values, per_answer=True)) for i in drawn])
+    counts, n = torch.tensor(list(drawn.values()), dtype=torch.float64), sum(drawn.values())
+    mean = counts @ gradients / n
+    spread = torch.einsum("n,ni,nj->ij", counts, gradients - mean, gradients - mean) / (n - 1) / n
+
+    def squared_distance(exact: Tensor) -> float:
+        return float((mean - exact) @ torch.linalg.solve(spread, mean - exact))
+
+    print(f"{critic}: chi-square {squared_distance(world.objective(0.5)):.1f}, {DIRECTIONS} expected")
+    assert squared_distance(world.objective(0.5)) < THREE_STANDARD_ERRORS
+    assert squared_distance(0.8 * world.objective(0.5)) > THREE_STANDARD_ERRORS, "a bias of a fifth would be seen"
+    assert squared_distance(world.objective(0.25)) > THREE_STANDARD_ERRORS, "and half a tie"
+
+
+class FixedCritic:
+    """Says what it is told; has nothing to learn."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values  # (40, 3)
+
+    def judge(self, policy: Policy, packed: Packed, temperature: float) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        logps, stats = policy.logprobs(packed, temperature, stats=True)
+        told = []
+        for k in range(packed.n_answers):
+            tokens = tuple(packed.targets[packed.answer == k].tolist())
+            told.append(self.values[INDEX[tokens], : len(tokens)])
+        return logps, torch.cat(told), stats
+
+
+@pytest.mark.parametrize("budget", [1, 10_000])
+@pytest.mark.parametrize("settings", [{}, {"whiten_advantages": True, "lam": 0.9}], ids=["exact", "whitened"])
+def test_the_updates_of_the_loop_backpropagate_just_that(budget: int, settings: dict[str, Any], world: World, whims: Tensor) -> None:
+    """Through the engine, several answers to a prompt, any micro-batch."""
+    recipe = recipe_of(tokens_per_micro_batch=budget, **settings)
+    rows = torch.tensor([1, 22, 3, 8, 39, 8, 30, 4])
+    batch = token_batch([[attempt(i, g, k) for k, i in enumerate(rows[4 * g : 4 * g + 4].tolist())] for g in (0, 1)], least=1)
+    _, before, advantages, returns = look_at(recipe, rows, world.lp, world.ref, whims)
+    loop: Any = Caught(world)
+    critic: Any = FixedCritic(whims)
+    ppo.updates(recipe, world.policy, critic, loop, batch, before, advantages, returns)
+    want = world.project(pull(recipe, rows, world.lp, world.ref, whims))
+    torch.testing.assert_close(-loop.gradient, want, rtol=1e-5, atol=1e-7)
+
+
+# --- where a run ends -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return enumerable.save(tmp_path_factory.mktemp("start"), START)
+
+
+@pytest.fixture(scope="module")
+def start_logps(start: Path) -> Tensor:
+    return enumerable.table(in_float64(start)).detach()
+
+
+def led_by_expectation(recipe: PPORecipe, start: Path, ref: Tensor, knowing: bool, steps: int = 200, rate: float = 0.01) -> Tensor:
+    """The distribution (40,) where expected updates bring a transformer, with a critic that knows everything or says 0."""
+    policy = in_float64(start)
+    optimizer = torch.optim.Adam(policy.parameters().values(), lr=rate, betas=(0.8, 0.98))
+    rewards = REWARDS if recipe.score_clip is None else REWARDS.clamp(-recipe.score_clip, recipe.score_clip)
+    rewards = rewards - recipe.missing_end_penalty * CUT
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = rate * min(1, 2 * (1 - step / steps))
+        lp = enumerable.table(policy)
+        now = lp.detach()
+        values = foreseen(recipe, now, ref, rewards) if knowing else torch.zeros_like(now)
+        c = pull(recipe, even_group(now.sum(1).exp(), EVEN), now, ref, values)
+        optimizer.zero_grad()
+        (-(c * lp).sum()).backward()
+        optimizer.step()
+    return enumerable.distribution(policy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings, knowing",
+    [
+        ({}, False),
+        ({}, True),
+        ({"whiten_advantages": True}, False),
+        ({"whiten_rewards": True}, False),
+        ({"lam": 0.5}, True),
+        ({"lam": 0.95, "whiten_advantages": True}, True),
+        ({"score_clip": 0.6, "missing_end_penalty": 0.3}, False),
+    ],
+    ids=["exact", "exact, knowing", "whitened", "rewards whitened", "lam, knowing", "as by default, knowing", "clip and penalty"],
+)
+def test_expected_updates_end_at_the_optimum_of_the_scores(
+    settings: dict[str, Any], knowing: bool, start: Path, start_logps: Tensor
+) -> None:
+    recipe = recipe_of(**settings)
+    scores = REWARDS.clamp(max=recipe.score_clip) - recipe.missing_end_penalty * CUT
+    ref = start_logps.sum(1).exp()
+    want = ref * torch.exp(scores / recipe.beta)
+    want = want / want.sum()
+    if "score_clip" in settings:
+        assert total_variation(want, optimum(ref, recipe.beta)) > 0.1, "other scores, another optimum"
+    else:
+        torch.testing.assert_close(want, optimum(ref, recipe.beta))
+    distance = total_variation(led_by_expectation(recipe, start, start_logps, knowing), want)
+    print(f"{settings}, {'knowing' if knowing else 'no'} critic: {distance:.4f} of {total_variation(want, ref):.3f}")
+    assert total_variation(want, ref) > 0.15, "there is a way to go"
+    assert distance < 0.02
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings, knowing", [({"lam": 0.5}, False), ({"gamma": 0.5}, True)], ids=["lam with a critic that knows nothing", "gamma"]
+)
+def test_what_moves_the_end_of_a_run(settings: dict[str, Any], knowing: bool, start: Path, start_logps: Tensor) -> None:
+    recipe = recipe_of(**settings)
+    distance = total_variation(led_by_expectation(recipe, start, start_logps, knowing), optimum(start_logps.sum(1).exp(), recipe.beta))
+    print(f"{settings}: {distance:.3f} from the optimum")
+    assert distance > 0.04
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [{"critic": "shared"}, {"critic": "separate"}, {"critic": "shared", "lam": 0.95, "whiten_advantages": True, "value_clip": 0.2}],
+    ids=["shared", "separate", "lam and whitening"],
+)
+def test_a_run_with_sampled_answers_and_a_critic_that_learns_ends_at_the_optimum(
+    settings: dict[str, Any], start: Path, start_logps: Tensor, tmp_path: Path
+) -> None:
+    """The loop whole: sampler, rewards, reference, critic, AdamW and its schedule."""
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": enumerable.PROMPT}) + "\n")
+    where = {"model": str(start), "data": str(tmp_path / "prompts.jsonl"), "run": str(tmp_path / "run"), "trackers": []}
+    pace = {"learning_rate": 0.01, "adam_beta1": 0.8, "adam_beta2": 0.98, "max_steps": 200, "vf_coef": 0.5, "value_clip": None}
+    recipe = recipe_of(precision="fp32", sampling_slots=128, save_steps=1000, log_every=1000, **{**where, **pace, **settings})
+    with Run.create(str(tmp_path / "run"), recipe) as run:
+        ppo.train(recipe, run, rewards=[enumerable.reward])
+    p, ref = enumerable.distribution(Policy.load(tmp_path / "run/model", precision="fp32")), start_logps.sum(1).exp()
+    distance = total_variation(p, optimum(ref, recipe.beta))
+    print(f"{settings}: {distance:.4f} of {total_variation(ref, optimum(ref, recipe.beta)):.3f}")
+    assert distance < 0.02
