@@ -116,6 +116,19 @@ def test_an_adaptive_tie_follows_the_kl_and_is_kept(train: Train) -> None:
     assert values[1] == pytest.approx(0.1 * (1 - 0.2 * 16 / 100)), "at first there is no KL at all"
 
 
+@pytest.mark.parametrize("place", ["loss", "reward"])
+def test_watching_the_kl_changes_nothing_but_tells_it(train: Train, place: str) -> None:
+    settings: dict[str, Any] = {"beta": 0.0, "kl_in": place, "max_steps": 4, "lr_scheduler": "constant"}
+    plain, _ = train([even], **settings)
+    watched, _ = train([even], **settings, watch_kl=True)
+    assert moved(plain, watched.folder / "model") == 0
+    assert not any("objective/kl" in m for m in plain.metrics())
+    kl = [m["objective/kl"] for m in watched.metrics()]
+    assert abs(kl[0]) < 1e-5
+    # Of the tokens of each step, under the weights that sampled them and the weights of the start: what rollouts.jsonl can be asked for.
+    assert kl[-1] > 0.01
+
+
 def test_a_reference_that_is_refreshed_brings_the_kl_back_to_nothing(train: Train) -> None:
     run, _ = train([even], beta=0.1, reference_refresh_steps=2, max_steps=5, learning_rate=1e-2, lr_scheduler="constant")
     kl = [m["objective/kl"] for m in run.metrics()]

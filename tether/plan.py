@@ -238,7 +238,7 @@ def _memory(recipe: TrainRecipe, size: Size, kind: Precision, costs: _Costs, row
         elif rows is not None:
             parts.append(Part("reference", 2 * FLOAT * rows.count, "two numbers for each row, worked out before the first step"))
     if isinstance(recipe, SamplingRecipe):
-        if recipe.beta > 0 and not size.adapter:
+        if recipe.has_reference and not size.adapter:
             parts.append(Part("reference", FLOAT * size.parameters, "a frozen copy"))
         if isinstance(recipe, PPORecipe) and recipe.critic == "separate":
             held_by_critic = FLOAT * (size.parameters + 3 * size.trainable)

@@ -68,6 +68,10 @@ class SamplingRecipe(TrainRecipe):
         description="Parts that a pass is cut into, each with an optimiser step of its own; more learns faster and drifts further.",
     )
     beta: NotNegative = Field(default=0.0, description="Strength of the tie to the reference; 0 needs no reference.")
+    watch_kl: Flag = Field(
+        default=False,
+        description="Measure the KL to the start also where beta is 0; costs a pass without gradient over each step's answers.",
+    )
     kl_target: OptionalPositive = Field(
         default=None,
         description="Let beta rise and fall so that the KL to the reference stays near this many nats per answer; null keeps beta fixed.",
@@ -142,7 +146,7 @@ class SamplingRecipe(TrainRecipe):
 
     @property
     def has_reference(self) -> bool:
-        return self.beta > 0
+        return self.beta > 0 or self.watch_kl
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Steps of the whole run: a step is a batch of samples with all its updates."""
@@ -154,6 +158,8 @@ class SamplingRecipe(TrainRecipe):
             out |= {"importance_max", "importance_min"}
         if self.kl_target is None:
             out |= {"kl_horizon"}
+        if self.beta > 0:  # measured anyway
+            out |= {"watch_kl"}
         return frozenset(out)
 
 

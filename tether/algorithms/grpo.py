@@ -108,7 +108,7 @@ def train(recipe: GRPORecipe, run: Run, rewards: Sequence[Reward | RewardFunctio
 
 def needs_old(recipe: GRPORecipe) -> bool:
     """With one update for a batch the policy is `old` itself, and rho is 1 without computing it."""
-    return recipe.updates_per_step > 1 or recipe.importance != "none" or (recipe.has_reference and recipe.kl_in == "reward")
+    return recipe.updates_per_step > 1 or recipe.importance != "none" or (recipe.beta > 0 and recipe.kl_in == "reward")
 
 
 def constants(
@@ -140,7 +140,7 @@ def advantages_of(recipe: GRPORecipe, batch: TokenBatch, old: Tensor | None, ref
     """(R,), or (R, T) for reinforce_pp. A cost of distance from the reference comes before any baseline."""
     if not batch.rollouts:
         return torch.zeros(0, device=batch.mask.device)
-    tied = recipe.kl_in == "reward" and ref is not None
+    tied = recipe.kl_in == "reward" and ref is not None and beta > 0
     rewards = batch.rewards.to(batch.mask.device)
     if recipe.advantage == "reinforce_pp":
         # Hu 2025: reward-to-go of (the score at the end, k1 at every token), whitened over the tokens of the step.
