@@ -144,8 +144,9 @@ def test_dpo_on_an_sft_adapter_is_tied_to_the_sft_model(tmp_path: Path) -> None:
     data = write_rows(tmp_path / "rows.jsonl", rows_for("dpo", 8))
     still, _ = start("dpo", adapter, data, tmp_path / "still", max_steps=1, learning_rate=1e-12)
     first = still.metrics()[0]
-    assert abs(first["rewards/margins"]) < 1e-6
-    assert abs(first["displacement/chosen"]) < 1e-6, "KL is 0: the reference is the model that training starts from"
+    # Rounding: the reference's pass holds other rows side by side. Tied to the base, the difference would be whole nats.
+    assert abs(first["rewards/margins"]) < 1e-5
+    assert abs(first["displacement/chosen"]) < 1e-5, "KL is 0: the reference is the model that training starts from"
     raw = Policy.load(base, precision="fp32")
     trained = Policy.load(adapter, precision="fp32")
     packed = pack([Example([7, 8], [[42, 2]], [[True, True]])])

@@ -88,7 +88,7 @@ def tell(folder: Path, *, tiny: bool = False, seed: int = 0) -> Path:
     data = copied(DemoData.shipped(), folder / "data", size)
     prompts = [row["prompt"] for row in read_rows(data.prompts_test)]
     if not tiny:
-        progress.say("The demo takes five to ten minutes on two cores, far less on more. Four parts: reward model, DPO, answers, report.")
+        progress.say("The demo takes about five minutes on two cores, less on more. Four parts: reward model, DPO, answers, report.")
     with timed(took, "fetching the model"):
         model = the_model(folder, data, tiny)
 
