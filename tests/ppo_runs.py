@@ -39,10 +39,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def train(model: Path, tmp_path: Path) -> Train:
-    """Runs to the end; each call has a run folder of its own. The closed run can still be read."""
+    """Runs to the end; each call has a run folder of its own. The closed run can still be read. No rewards: those of the settings."""
     count = 0
 
-    def go(rewards: list[Any], n_prompts: int = 12, **settings: Any) -> tuple[Run, dict[str, Any]]:
+    def go(rewards: list[Any] | None, /, n_prompts: int = 12, **settings: Any) -> tuple[Run, dict[str, Any]]:
         nonlocal count
         count += 1
         data = write_rows(tmp_path / f"prompts{count}.jsonl", [{"prompt": words(5 * i, 2 + i % 4), "gold": i} for i in range(n_prompts)])

@@ -11,23 +11,17 @@ import torch
 from torch import Tensor
 
 from tests.ppo_runs import Train, batch_of, even, model, moved, odd, rollout, timeless, train, weights
-from tests.tiny import save_tiny, tiny_config, tiny_tokenizer
+from tests.test_golden_losses import CASES, Batch
 from tether import rollout as attempts
 from tether.algorithms import grpo, ppo
-from tether.batch import Example
-from tether.critic import make_critic
-from tether.errors import UserError
 from tether.losses.policy_gradient import policy_loss
 from tether.masked import masked_whiten
-from tether.packing import pack
-from tether.policy import Policy
 from tether.ppo_scores import RunningSpread, scores_of
 from tether.recipe import GRPORecipe, PPORecipe
 from tether.reward import Rewards
 from tether.run import Run
 from tether.scalar import ScalarModel
 from tether.token_batch import MiniBatch, TokenBatch, mini_batches, parts, token_batch
-from tether.token_rows import to_rows
 
 __all__ = ["model", "train"]  # fixtures
 
@@ -100,50 +94,52 @@ def test_the_kl_is_over_real_tokens_only_and_one_far_below_zero_is_named_with_it
     assert len(told.notes) == 1
 
 
-# --- the critic -----------------------------------------------------------------------------------------------------------------
+# --- the loop computes what the formulas say ------------------------------------------------------------------------------------
+
+GOLDEN = [
+    case
+    for case in CASES
+    if case["params"].get("aggregation") == "token-mean"
+    and (case["variant"] == "value_loss" or case["params"].get("advantage") == "gae")
+    and case["params"].get("kl_kind_reward", "k1") == "k1"
+]
 
 
-class Quiet:
-    """A run that nobody watches."""
+@pytest.mark.parametrize("case", GOLDEN, ids=lambda c: f"{c['variant']}-{c['batch']}-{c['params'].get('lam')}")
+def test_the_loops_own_rewards_advantages_and_losses_are_the_worked_cases(case: dict[str, Any]) -> None:
+    """Score at the last token, tie in the reward, GAE, whitening, both clipped losses: by the functions that `train` calls."""
+    b, given, want = Batch(case["batch"], torch.float64, None), case["params"], case["expected"]
+    names = {"gamma": "gamma", "lam": "lam", "value_clip": "value_clip", "dual_clip": "dual_clip", "whiten": "std"}
+    settings = {ours: given[theirs] for theirs, ours in names.items() if theirs in given and (theirs != "whiten" or given[theirs])}
+    settings |= {"beta": given["kl_coef"], "whiten_advantages": bool(given.get("whiten")), "score_clip": None}
+    made, mask, n = recipe(**settings), b["mask"].bool(), len(b["mask"])
+    rollouts = [rollout([10, 2], float(x), group=i) for i, x in enumerate(b["rewards"])]
+    batch = TokenBatch(rollouts, [], [], [], mask, b["old_logps"], b["rewards"], torch.arange(n))
+    before = ppo.Before(b["old_logps"], b["old_values"], b["ref_logps"])
+    scores, *_ = scores_of(made, batch, RunningSpread())
+    advantages, returns = ppo.advantages_of(made, batch, before, scores, made.beta)
+    torch.testing.assert_close(advantages, torch.tensor(want["advantages"], dtype=torch.float64), rtol=1e-9, atol=1e-9)
 
-    def recorded(self, key: str) -> None:
-        return None
+    whole: Any = None
+    part, mini = ppo.Part(whole, torch.arange(n)), ppo.MiniBatch([], int(mask.sum()), n, n)
+    leaf, values = b.leaf("policy_logps"), b.leaf("values")
+    loss, metrics = ppo.part_loss(made, batch, part, mini, leaf, values, before, advantages, returns, None)
+    on_policy, on_values = torch.autograd.grad(loss, (leaf, values))
+    if case["variant"] == "value_loss":
+        shaped = ppo.rewards_of(made, batch, before, scores, made.beta)
+        torch.testing.assert_close(shaped, torch.tensor(want["shaped_rewards"], dtype=torch.float64), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(returns, torch.tensor(want["returns"], dtype=torch.float64), rtol=1e-9, atol=1e-9)
+        assert float(metrics["loss/value_avg"]) == pytest.approx(want["loss"], rel=1e-9)
+        expected = made.vf_coef * torch.tensor(want["grad_values"], dtype=torch.float64)
+        torch.testing.assert_close(on_values, expected, rtol=1e-9, atol=1e-12)
+    else:
+        assert float(metrics["loss/policy_avg"]) == pytest.approx(want["loss"], rel=1e-9)
+        expected = torch.tensor(want["grad_policy_logps"], dtype=torch.float64)
+        torch.testing.assert_close(on_policy, expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("critic", ["shared", "separate"])
-def test_values_belong_to_the_state_ahead_of_each_token(model: Path, critic: str) -> None:
-    """V_t may depend on the prompt and on tokens before t, and on nothing that comes after."""
-    policy = Policy.load(model, precision="fp32")
-    quiet: Any = Quiet()
-    made = make_critic(recipe(model=str(model), critic=critic), policy, quiet)
-    with torch.no_grad():
-        for p in made.parameters().values():
-            p.add_(0.1)
-
-    def values(answer: list[int]) -> Tensor:
-        packed = pack([Example([7, 8], [answer], [[True] * len(answer)])])
-        with torch.no_grad():
-            logps, v, _ = made.judge(policy, packed, 1.0)
-            torch.testing.assert_close(logps, policy.logprobs(packed), rtol=1e-5, atol=1e-6)
-        return to_rows(packed, v)[0]
-
-    one, other = values([10, 11, 12, 2]), values([10, 11, 30, 31])
-    torch.testing.assert_close(one[:3], other[:3], rtol=1e-5, atol=1e-6)
-    assert abs(float(one[3] - other[3])) > 1e-5
-
-
-def test_a_shared_critic_starts_at_nothing_and_a_reward_model_keeps_its_head(model: Path, tmp_path: Path) -> None:
-    policy = Policy.load(model, precision="fp32")
-    quiet: Any = Quiet()
-    packed = pack([Example([7, 8], [[10, 2]], [[True, True]])])
-    assert make_critic(recipe(model=str(model)), policy, quiet).judge(policy, packed, 1.0)[1].tolist() == [0.0, 0.0]
-    scalar = ScalarModel.load(model, fresh_head=True, precision="fp32", seed=5)
-    scalar.save(tmp_path / "rm")
-    made = make_critic(recipe(model=str(model), critic="separate", critic_model=str(tmp_path / "rm")), policy, quiet)
-    torch.testing.assert_close(made.judge(policy, packed, 1.0)[1], scalar.values(packed))
-    other = save_tiny(tmp_path / "other", tiny_config(vocab=120), tokenizer=tiny_tokenizer(120))
-    with pytest.raises(UserError, match="another tokenizer"):
-        make_critic(recipe(model=str(model), critic="separate", critic_model=str(other)), policy, quiet)
+def test_there_are_worked_cases_of_both_kinds() -> None:
+    assert {"value_loss"} < {c["variant"] for c in GOLDEN}
 
 
 # --- the identities of the family, through the loop's own functions ---------------------------------------------------------------
