@@ -102,7 +102,7 @@ def train(recipe: GRPORecipe, run: Run, rewards: Sequence[Reward | RewardFunctio
         # 7. The result, and what it does on prompts it has not seen.
         if data.held_out:
             summary["held_out"] = {"n": len(data.held_out), **evaluate(source, data.held_out, loop.step)}
-        policy.save(run.folder / "model")
+        policy.save_result(run)
         return run.finish(summary)
 
 
