@@ -14,6 +14,7 @@ from tests.ppo_runs import Train, batch_of, even, model, moved, odd, rollout, ti
 from tests.test_golden_losses import CASES, Batch
 from tether import rollout as attempts
 from tether.algorithms import grpo, ppo
+from tether.errors import UserError
 from tether.losses.policy_gradient import policy_loss
 from tether.masked import masked_whiten
 from tether.ppo_scores import RunningSpread, scores_of
@@ -92,6 +93,13 @@ def test_the_kl_is_over_real_tokens_only_and_one_far_below_zero_is_named_with_it
     assert told.notes[0]["step"] == 7
     warn(told, batch_of(1.0, 2.0), torch.ones(2, 3), 7, {"kl/k1": -0.01})
     assert len(told.notes) == 1
+
+
+def test_settings_of_which_one_undoes_the_other_are_refused() -> None:
+    with pytest.raises(UserError, match="penalised and left out"):
+        recipe(missing_end_penalty=1.0, mask_truncated=True)
+    assert "std" in recipe().resolved()
+    assert "std" not in recipe(whiten_advantages=False).resolved()
 
 
 # --- the loop computes what the formulas say ------------------------------------------------------------------------------------

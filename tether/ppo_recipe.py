@@ -64,6 +64,12 @@ class PPORecipe(SamplingRecipe):
     def _ppo_settings_agree(self) -> Self:
         if self.critic_model is not None and self.critic == "shared":
             raise SettingError("only acts with critic: separate", key="critic_model", remedy="Leave it out, or set critic: separate.")
+        if self.missing_end_penalty and self.mask_truncated:
+            raise SettingError(
+                "an answer without an end cannot be penalised and left out of the loss",
+                key="missing_end_penalty",
+                remedy="Keep one: missing_end_penalty or mask_truncated.",
+            )
         return self
 
     @property
@@ -71,4 +77,5 @@ class PPORecipe(SamplingRecipe):
         return self.critic_learning_rate or self.learning_rate
 
     def _unused(self) -> frozenset[str]:
-        return super()._unused() | ({"critic_model"} if self.critic == "shared" else set())
+        whitens = self.whiten_rewards or self.whiten_advantages
+        return super()._unused() | ({"critic_model"} if self.critic == "shared" else set()) | (set() if whitens else {"std"})
