@@ -231,6 +231,7 @@ def part_loss(
     delta = select(lp.detach() - before.logp[rows], mask)
     metrics["clip_ratio/region_mean"] = metrics["clip_ratio/low_mean"] + metrics["clip_ratio/high_mean"]
     more |= {
+        "val/clipfrac_avg": more["val/clipfrac"],
         "val/ratio": metrics["ratio/mean"],
         "val/ratio_var": (select(delta.exp() - 1, mask) ** 2).sum() / total,  # around 1, so that parts add up
         "policy/approxkl_avg": 0.5 * (delta**2).sum() / total,
