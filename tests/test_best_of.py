@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.test_compare import assert_one_sentence, jsonl
 from tests.tiny import save_tiny
 from tether import stats
 from tether.answers import Answer
@@ -151,11 +152,6 @@ def test_what_cannot_be_chosen_from_is_refused(answers: Any, by: Any, told: str)
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
-def jsonl(path: Path, rows: list[Any]) -> str:
-    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    return str(path)
-
-
 def test_best_of_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = [f"q{i}" for i in range(6)]
     a = jsonl(tmp_path / "a.jsonl", [{"prompt": p, "completion": "one two"} for p in prompts])
@@ -209,10 +205,4 @@ def test_models_answer_with_the_best_of_their_samples(tmp_path: Path, capsys: py
 def test_mistakes_are_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], told: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("a.jsonl", "b.jsonl"):
-        jsonl(tmp_path / name, [{"prompt": "p", "completion": "x"}])
-    assert run(["compare", "a.jsonl", "b.jsonl", *words]) == 2
-    error = capsys.readouterr().err
-    assert told in error
-    assert "Traceback" not in error
+    assert_one_sentence(tmp_path, monkeypatch, capsys, ["compare", "a.jsonl", "b.jsonl", *words], told)

@@ -228,6 +228,19 @@ def test_a_model_against_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert json.loads(capsys.readouterr().out)["counts"] == {"a": 2, "b": 0, "tie": 0, "invalid": 0}
 
 
+def assert_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    """The words are refused with `told`, over two files of one answer each."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.jsonl", "b.jsonl"):
+        jsonl(tmp_path / name, [{"prompt": "p", "completion": "x"}])
+    assert run(words) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert "Traceback" not in error
+
+
 @pytest.mark.parametrize(
     "words, told",
     [
@@ -241,13 +254,7 @@ def test_a_model_against_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_mistakes_are_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], told: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("a.jsonl", "b.jsonl"):
-        jsonl(tmp_path / name, [{"prompt": "p", "completion": "x"}])
-    assert run(words) == 2
-    error = capsys.readouterr().err
-    assert told in error
-    assert "Traceback" not in error
+    assert_one_sentence(tmp_path, monkeypatch, capsys, words, told)
 
 
 def test_a_judge_that_decides_nothing_ends_in_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,19 @@ from torch import Tensor
 from tests import enumerable
 from tests.enumerable import INDEX, LENGTH, LENGTHS, MASK, PROMPT_IDS, REWARDS, STRINGS, Tree, total_variation
 from tests.fixed_points import optimum
-from tests.test_enumerable import ATTEMPTS, DIRECTIONS, EXACT, START, THREE_STANDARD_ERRORS, Caught, World, attempt, even_group, in_float64
+from tests.test_enumerable import (
+    ATTEMPTS,
+    DIRECTIONS,
+    EXACT,
+    THREE_STANDARD_ERRORS,
+    Caught,
+    World,
+    attempt,
+    even_group,
+    in_float64,
+    start,
+    start_logps,
+)
 from tether.algorithms import ppo
 from tether.engines.local import LocalSampler, Request
 from tether.engines.sampling import Sampling
@@ -31,6 +43,7 @@ from tether.recipe import PPORecipe
 from tether.run import Run
 from tether.token_batch import MiniBatch, Part, TokenBatch, token_batch
 
+__all__ = ["start", "start_logps"]  # fixtures
 N, EVEN = len(STRINGS), 2048
 STATES = Tree.made().rows  # (40, 3): which prefix is ahead of each token
 CUT = torch.tensor([s[-1] != enumerable.END for s in STRINGS])
@@ -177,16 +190,6 @@ def test_the_updates_of_the_loop_backpropagate_just_that(budget: int, settings: 
 
 
 # --- where a run ends -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return enumerable.save(tmp_path_factory.mktemp("start"), START)
-
-
-@pytest.fixture(scope="module")
-def start_logps(start: Path) -> Tensor:
-    return enumerable.table(in_float64(start)).detach()
 
 
 def led_by_expectation(recipe: PPORecipe, start: Path, ref: Tensor, knowing: bool, steps: int = 200, rate: float = 0.01) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,8 @@ def test_where_rewards_agree_a_tie_to_the_reference_moves_nothing_either(train: 
     assert all(m["grad_norm"] == 0.0 for m in run.metrics())
 
 
-def test_a_tie_pulls_once_the_policy_has_left_its_reference(train: Train) -> None:
-    """Rewards of the first step alone; what follows is the pull, until the reference is made anew."""
+def in_the_first_step() -> Callable[..., list[float]]:
+    """A reward that differs among answers in the first step of a run, and never again."""
     asked = 0
 
     def first_only(prompts: Any, completions: Any, completion_ids: list[list[int]]) -> list[float]:
@@ -53,22 +54,19 @@ def test_a_tie_pulls_once_the_policy_has_left_its_reference(train: Train) -> Non
         asked += 1
         return even(prompts, completions, completion_ids) if asked == 1 else [1.0] * len(prompts)
 
-    run, _ = train([first_only], beta=0.5, max_steps=4, reference_refresh_steps=2, lr_scheduler="constant", learning_rate=1e-2)
+    return first_only
+
+
+def test_a_tie_pulls_once_the_policy_has_left_its_reference(train: Train) -> None:
+    """Rewards of the first step alone; what follows is the pull, until the reference is made anew."""
+    run, _ = train([in_the_first_step()], beta=0.5, max_steps=4, reference_refresh_steps=2, lr_scheduler="constant", learning_rate=1e-2)
     assert [m["grad_norm"] > 0 for m in run.metrics()] == [True, True, False, False]
 
 
 def test_a_group_without_a_spread_after_one_with_it_gets_no_push_from_momentum(train: Train) -> None:
     """AdamW moves weights whose gradient is 0; a step without a direction must not be a step."""
-    asked = 0
-
-    def first_only(prompts: Any, completions: Any, completion_ids: list[list[int]]) -> list[float]:
-        nonlocal asked
-        asked += 1
-        return even(prompts, completions, completion_ids) if asked == 1 else [1.0] * len(prompts)
-
-    one, _ = train([first_only], max_steps=1, lr_scheduler="constant")
-    asked = 0
-    three, _ = train([first_only], max_steps=3, lr_scheduler="constant")
+    one, _ = train([in_the_first_step()], max_steps=1, lr_scheduler="constant")
+    three, _ = train([in_the_first_step()], max_steps=3, lr_scheduler="constant")
     assert all(torch.equal(a, weights(three)[n]) for n, a in weights(one).items())
 
 

@@ -207,28 +207,8 @@ def test_a_number_of_workers_is_kept_or_refused_with_the_reason() -> None:
 # -- memory (trl#3678, OpenRLHF#718) -----------------------------------------------------------------------------------
 
 MEMORY = """
-import json, resource, sys
-sys.path.insert(0, {root!r})
-import torch
-torch.set_num_threads(1)
-from pathlib import Path
 from tests.whole_runs import start
-
-from tether.policy import Policy
-
-model, data, run = map(Path, sys.argv[1:])
-load, marks = Policy.load, []
-
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-def loading(*arguments, **options):
-    made = load(*arguments, **options)
-    marks.append(peak())
-    return made
-
-Policy.load = loading
-made, _ = start("dpo", model, data, run, max_steps=1, batch_size=1, tokens_per_micro_batch=10_000)
+made, _ = start("dpo", model, data, run_folder, max_steps=1, batch_size=1, tokens_per_micro_batch=10_000)
 row = made.metrics()[0]
 print(json.dumps([peak() - marks[0], row["loss"], row["grad_norm"]]))
 """
@@ -238,7 +218,7 @@ print(json.dumps([peak() - marks[0], row["loss"], row["grad_norm"]]))
 def test_a_whole_dpo_run_with_a_large_vocabulary_never_holds_the_table_of_scores(tmp_path: Path) -> None:
     """Vocabulary 150,000, width 64, one pair of 512 tokens a side: a float32 table is 586 MiB, and the plain way keeps three to
     four. The whole run, reference scores and the start-up check included, stays below 1.5 of them over the loaded model."""
-    from tests.whole_runs import tokenizer_of
+    from tests.whole_runs import measured_alone, tokenizer_of
 
     tokenizer = tokenizer_of([f"v{i}" for i in range(149_997)])
     config = tiny_config(150_000, hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=128)
@@ -248,18 +228,7 @@ def test_a_whole_dpo_run_with_a_large_vocabulary_never_holds_the_table_of_scores
         return " ".join(f"v{(start_at + 7919 * i) % 149_997}" for i in range(n))
 
     data = write_rows(tmp_path / "rows.jsonl", [{"prompt": text(1, 256), "chosen": text(2, 255), "rejected": text(3, 255)}])
-    code = MEMORY.format(root=ROOT)
-    environment = {**os.environ, "TETHER_CACHE": str(tmp_path / "cache")}
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(folder), str(data), str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr
-    extra, loss, norm = json.loads(done.stdout.splitlines()[-1])
+    extra, loss, norm = measured_alone(MEMORY, folder, data, tmp_path / "run", tmp_path / "cache")
     assert loss == pytest.approx(0.693147, abs=1e-5)
     assert norm > 0
     # Gradients and moments of the weights (3 x 37 MiB) and the checkpoint's copy are in it.

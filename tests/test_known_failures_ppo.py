@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tests.ppo_runs import Train, batch_of, even, model, moved, rollout, timeless, train, weights
 from tests.tiny import save_tiny, tiny_config
-from tests.whole_runs import start, words, write_rows
+from tests.whole_runs import Killed, kill_in, start, words, write_rows
 from tether import rollout as attempts
 from tether.algorithms import ppo
 from tether.critic import FOLDER, HEAD
@@ -27,7 +27,6 @@ from tether.policy import Policy
 from tether.ppo_scores import RunningSpread, scores_of
 from tether.recipe import PPORecipe
 from tether.run import Run
-from tether.step import Update
 from tether.token_batch import mini_batches, parts, token_batch
 
 __all__ = ["model", "train"]  # fixtures
@@ -319,10 +318,6 @@ def test_a_step_that_is_not_finite_moves_neither_policy_nor_critic(train: Train,
 # -- resume (NeMo-RL#3171, trl#2657, OpenRLHF#1350) ------------------------------------------------------------------------------
 
 
-class Killed(BaseException):
-    """Stands for the end of the process: nothing catches it."""
-
-
 RESUMED: dict[str, dict[str, Any]] = {
     "shared": {"score_scaling": "running", "kl_target": 0.5, "kl_horizon": 200, "eval_fraction": 0.2, "eval_steps": 2},
     "separate": {"critic": "separate", "critic_learning_rate": 1e-2, "reference_refresh_steps": 3, "mini_batches": 2},
@@ -343,16 +338,8 @@ def test_a_stopped_run_goes_on_bit_for_bit(train: Train, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     named = {**given, "rewards": [f"{tmp_path / 'even.py'}:even"]}
     whole, summary = train(None, run=str(tmp_path / "whole"), **named)
-    real, calls = Update.apply, []
-
-    def killing(self: Update, loss: Any = None) -> dict[str, Any]:
-        calls.append(1)
-        if len(calls) == at:
-            raise Killed
-        return real(self, loss)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Update, "apply", killing)
+        kill_in(patch, at)
         with pytest.raises(Killed):
             train(None, run=str(tmp_path / "stopped"), **named)
     torch.manual_seed(99)  # another process has another random state

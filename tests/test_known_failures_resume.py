@@ -11,12 +11,10 @@ import torch
 import yaml
 
 from tests.tiny import save_tiny, tiny_config
-from tests.whole_runs import resume, rows_for, start, weights, words, write_rows
-from tether import step
+from tests.whole_runs import Killed, kill_in, resume, rows_for, start, weights, words, write_rows
 from tether.cli import run as tether
 from tether.loop import Loop
 from tether.run import Run
-from tether.step import Update
 
 
 @pytest.fixture(autouse=True)
@@ -27,23 +25,6 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("model") / "tiny")
-
-
-class Killed(BaseException):
-    """Stands for the end of the process: nothing catches it."""
-
-
-def kill_in(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
-    """The process ends inside optimiser step `at` (1-based), counted from here; later steps go through."""
-    real, calls = Update.apply, []
-
-    def killing(self: Update, loss: Any = None) -> dict[str, Any]:
-        calls.append(1)
-        if len(calls) == at:
-            raise Killed
-        return real(self, loss)
-
-    monkeypatch.setattr(step.Update, "apply", killing)
 
 
 def watch_rows(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,7 @@ from tests.grpo_runs import PRESETS, Train, even, gradients, model, moved, rollo
 from tests.test_known_failures_tokens import hello_tokenizer
 from tests.test_sampler import forced
 from tests.tiny import save_tiny, tiny_config
-from tests.whole_runs import start, tokenizer_of, words, write_rows
+from tests.whole_runs import measured_alone, start, tokenizer_of, words, write_rows
 from tests.whole_runs import weights as weights_in
 from tether import rollout as attempts
 from tether.algorithms import grpo
@@ -459,31 +456,12 @@ def test_a_run_with_another_rank_is_not_continued(train: Train, capsys: pytest.C
 # -- memory (trl#3678, OpenRLHF#718) -----------------------------------------------------------------------------------
 
 MEMORY = """
-import json, resource, sys
-sys.path.insert(0, {root!r})
-import torch
-torch.set_num_threads(1)
-from pathlib import Path
 from tether.algorithms import grpo
-from tether.policy import Policy
 from tether.recipe import GRPORecipe
 from tether.run import Run
-
-model, data, folder = sys.argv[1:]
-load, marks = Policy.load, []
-
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-def loading(*arguments, **options):
-    made = load(*arguments, **options)
-    marks.append(peak())
-    return made
-
-Policy.load = loading
-recipe = GRPORecipe(model=model, data=data, run=folder, precision="fp32", trackers=[], batch_size=2, num_generations=2, max_steps=1,
+recipe = GRPORecipe(model=str(model), data=str(data), run=str(run_folder), precision="fp32", trackers=[], batch_size=2, num_generations=2, max_steps=1,
     max_completion_length=512, max_length=1024, tokens_per_micro_batch=10_000, beta=0.1, updates_per_batch=2, log_every=1000)
-with Run.create(folder, recipe) as run:
+with Run.create(run_folder, recipe) as run:
     grpo.train(recipe, run, [lambda prompts, completions, completion_ids: [float(len(i)) + i[0] for i in completion_ids]])
 row = run.metrics()[0]
 print(json.dumps([peak() - marks[0], row["completions/mean_length"], row["grad_norm"], row["kl"]]))
@@ -498,12 +476,7 @@ def test_a_whole_run_with_a_large_vocabulary_never_holds_the_table_of_scores(tmp
     config = tiny_config(150_000, hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=128, initializer_range=0.02)
     folder = save_tiny(tmp_path / "model", config, tokenizer=tokenizer)
     data = write_rows(tmp_path / "prompts.jsonl", [{"prompt": "v1 v2 v3"}])
-    code = MEMORY.format(root=str(Path(__file__).parents[1]))
-    environment = {**os.environ, "TETHER_CACHE": str(tmp_path / "cache")}
-    arguments = [sys.executable, "-c", code, str(folder), str(data), str(tmp_path / "run")]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=600, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    extra, length, norm, kl = json.loads(done.stdout.splitlines()[-1])
+    extra, length, norm, kl = measured_alone(MEMORY, folder, data, tmp_path / "run", tmp_path / "cache")
     assert length > 500
     assert norm > 0
     assert math.isfinite(kl)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tokenizers
 import torch
 from safetensors.torch import load_file
@@ -15,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from tether.algorithms import dpo, reward_model, sft
 from tether.recipe import RECIPES
 from tether.run import Run
+from tether.step import Update
 
 ALGORITHMS: dict[str, Any] = {"sft": sft, "reward": reward_model, "dpo": dpo}
 
@@ -56,6 +61,23 @@ def resume(folder: Path) -> tuple[Run, dict[str, Any]]:
         return run, ALGORITHMS[run.command].train(run.recipe, run)
 
 
+class Killed(BaseException):
+    """Stands for the end of the process: nothing catches it."""
+
+
+def kill_in(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """The process ends inside optimiser step `at` (1-based), counted from here; later steps go through."""
+    real, calls = Update.apply, []
+
+    def killing(self: Update, loss: Any = None) -> dict[str, Any]:
+        calls.append(1)
+        if len(calls) == at:
+            raise Killed
+        return real(self, loss)
+
+    monkeypatch.setattr(Update, "apply", killing)
+
+
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     """The trained weights in a model or checkpoint folder, adapter or not."""
     found = [f for f in ("adapter_model.safetensors", "model.safetensors") if (folder / f).is_file()]
@@ -70,3 +92,49 @@ def tokenizer_of(texts: Sequence[str], template: str | None = None) -> Any:
     return PreTrainedTokenizerFast(
         tokenizer_object=inner, chat_template=template, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="</s>"
     )
+
+
+# Ahead of a program that measures memory: its arguments, and `peak()`, the resident memory at most so far in MiB. `marks[0]` is that
+# when the first policy was loaded.
+PEAK_AFTER_LOADING = """
+import json, resource, sys
+sys.path.insert(0, {root!r})
+import torch
+torch.set_num_threads(1)
+from pathlib import Path
+from tether.policy import Policy
+
+model, data, run_folder = map(Path, sys.argv[1:])
+load, marks = Policy.load, []
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+def loading(*arguments, **options):
+    made = load(*arguments, **options)
+    marks.append(peak())
+    return made
+
+Policy.load = loading
+"""
+
+
+def measured_alone(code: str, model: Path, data: Path, run_folder: Path, cache: Path) -> Any:
+    """What the last line printed by `PEAK_AFTER_LOADING` + `code` holds, as JSON, from a process of its own."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            PEAK_AFTER_LOADING.format(root=str(Path(__file__).parents[1])) + code,
+            str(model),
+            str(data),
+            str(run_folder),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        env={**os.environ, "TETHER_CACHE": str(cache)},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])

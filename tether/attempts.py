@@ -77,10 +77,10 @@ def sample(
         if j in finished:
             continue
         ids = _prompt_ids(speaker.codec, task)
-        requests.append(Request(ids, sampling, n, f"{seed}/{j}"))
+        requests.append(Request(ids, sampling, n, f"{seed}/{j}", str(task.source)))
         whose.append((j, False))
         if greedy:
-            requests.append(Request(ids, replace(sampling, temperature=0.0), 1, f"{seed}/{j}"))
+            requests.append(Request(ids, replace(sampling, temperature=0.0), 1, f"{seed}/{j}", str(task.source)))
             whose.append((j, True))
     out: list[Attempt] = []
     with Progress(sum(r.n for r in requests), f"answers of {speaker.name}") as progress:
@@ -91,11 +91,7 @@ def sample(
             keep(out[-1])
             progress.update(len(out))
 
-        try:
-            speaker.sampler.sample(requests, on_done=on_done)
-        except UserError as error:
-            bad = next((j for i, (j, _) in enumerate(whose) if error.where == f"request {i}"), None)
-            raise UserError(error.what, where=error.where if bad is None else str(tasks[bad].source), remedy=error.remedy) from None
+        speaker.sampler.sample(requests, on_done=on_done)
     return sorted([*(a for a in made if a.task in finished), *out], key=order)
 
 

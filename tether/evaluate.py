@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from tether.errors import UserError
 from tether.messages import Text, assistant
 from tether.pass_rates import Measure, Tried
 from tether.progress import Progress
-from tether.reward import VIEW_COLUMNS, Reward, Rewards
+from tether.reward import Reward, Rewards, data_columns
 from tether.rewards.code import CodeReward
 from tether.rewards.math import MathReward
 from tether.tasks import Task
@@ -48,12 +48,13 @@ def judge(tasks: Sequence[Task], attempts: Sequence[Attempt], judged_by: Reward,
             return [None if v.equal is None else float(v.equal) for v in found]
 
         judged_by = replace(judged_by, function=noting)
+    given = data_columns([task.columns for task in tasks], where="data")
     rewards = Rewards([replace(judged_by, weight=1.0)], max_broken=1.0, zero_steps=-1, say=say)
     out: list[Attempt] = []
 
     def score(piece: Sequence[Attempt]) -> list[Attempt]:
         extracted.clear()
-        columns = _columns(tasks, piece)
+        columns = _columns(tasks, given, piece)
         asked = [_shown(tasks[a.task], function) for a in piece]
         places = [str(tasks[a.task].source) for a in piece]
         scored = rewards.score(asked, columns.pop("completions"), columns, places=places)
@@ -69,7 +70,7 @@ def judge(tasks: Sequence[Task], attempts: Sequence[Attempt], judged_by: Reward,
                     done = score(piece)
                 except UserError as error:
                     done = []
-                    for one in _by_task(piece):
+                    for one in by_task(piece):
                         try:
                             done += score(one)
                         except UserError as own:
@@ -105,14 +106,9 @@ def _shown(task: Task, function: Any) -> Text:
     return task.shown if isinstance(function, CodeReward) else task.prompt
 
 
-def _columns(tasks: Sequence[Task], piece: Sequence[Attempt]) -> dict[str, list[Any]]:
-    """What reward functions are given, as in training (`tether.reward`)."""
-    names = sorted({name for task in tasks for name in task.columns})
-    if clash := [name for name in names if name in VIEW_COLUMNS]:
-        raise UserError(
-            f"the data has a column named {clash[0]!r}, a name that reward functions are given", where="data", remedy="Rename the column."
-        )
-    out: dict[str, list[Any]] = {name: [tasks[a.task].columns.get(name) for a in piece] for name in names}
+def _columns(tasks: Sequence[Task], given: Mapping[str, list[Any]], piece: Sequence[Attempt]) -> dict[str, list[Any]]:
+    """What reward functions are given, as in training (`tether.reward`); `given` are the data's columns, aligned with the tasks."""
+    out = {name: [values[a.task] for a in piece] for name, values in given.items()}
     out["completions"] = [a.text if isinstance(tasks[a.task].prompt, str) else assistant(a.text) for a in piece]
     out["opened"] = [a.opened for a in piece]
     out["finish_reasons"] = [a.finish_reason for a in piece]
@@ -122,7 +118,8 @@ def _columns(tasks: Sequence[Task], piece: Sequence[Attempt]) -> dict[str, list[
     return out
 
 
-def _by_task(attempts: Sequence[Attempt]) -> list[list[Attempt]]:
+def by_task(attempts: Sequence[Attempt]) -> list[list[Attempt]]:
+    """The attempts of each task."""
     groups: defaultdict[int, list[Attempt]] = defaultdict(list)
     for a in attempts:
         groups[a.task].append(a)
@@ -133,7 +130,7 @@ def _pieces(attempts: Sequence[Attempt]) -> Iterator[list[Attempt]]:
     """Whole tasks, about `PIECE` answers at a time; greedy answers apart, because some rewards compare those of one prompt."""
     for greedy in (False, True):
         piece: list[Attempt] = []
-        for group in _by_task([a for a in attempts if a.greedy == greedy]):
+        for group in by_task([a for a in attempts if a.greedy == greedy]):
             if piece and len(piece) + len(group) > PIECE:
                 yield piece
                 piece = []
@@ -166,13 +163,10 @@ def evaluate(
     tasks: Sequence[Task], judged: Judged, judged_by: Reward, ks: Sequence[int], *, threshold: float | None = None, seed: int = 0
 ) -> Evaluation:
     """The figures of judged attempts. Votes are counted for the math reward, whose answers can be compared."""
-    groups: defaultdict[int, list[Attempt]] = defaultdict(list)
-    for a in judged.attempts:
-        groups[a.task].append(a)
     function = judged_by.function
     math = function if isinstance(function, MathReward) else None
     before = math.counters["time"] if math else 0
-    tried = [_tried(tasks[j], group, math) for j, group in groups.items()]
+    tried = [_tried(tasks[group[0].task], group, math) for group in by_task(judged.attempts)]
     if math and (late := math.counters["time"] - before):
         judged.notices.append(f"{late} pairs of answers could not be compared in time and count as two votes")
     named = pass_rates.by_category(tried) if any(t.category for t in tried) else {}

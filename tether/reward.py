@@ -377,12 +377,18 @@ def _named(rewards: list[Reward]) -> list[Reward]:
     return out
 
 
+def data_columns(rows: Sequence[Mapping[str, Any]], *, where: str | None = None) -> dict[str, list[Any]]:
+    """The data's columns, None where a row has not got one. UserError for a column of a name that functions are given beside them."""
+    names = sorted({name for row in rows for name in row})
+    if taken := [name for name in names if name in VIEW_COLUMNS]:
+        what = f"the data has a column named {taken[0]!r}, a name that reward functions are given"
+        raise UserError(what, where=where, remedy="Rename the column.")
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
 def columns_of(rollouts: Sequence[Rollout]) -> dict[str, list[Any]]:
     """What reward functions are given for these rollouts; see the top of this file. UserError for a column of the same name."""
-    names = sorted({name for r in rollouts for name in r.columns})
-    if taken := [name for name in names if name in VIEW_COLUMNS]:
-        raise UserError(f"the data has a column named {taken[0]!r}, a name that reward functions are given", remedy="Rename the column.")
-    out: dict[str, list[Any]] = {name: [r.columns.get(name) for r in rollouts] for name in names}
+    out = data_columns([r.columns for r in rollouts])
     out["prompts"] = [r.prompt for r in rollouts]
     out["completions"] = [r.text if isinstance(r.prompt, str) else [{"role": "assistant", "content": r.text}] for r in rollouts]
     out["completion_ids"] = [r.tokens for r in rollouts]

@@ -64,9 +64,8 @@ def warn(run: Run, batch: TokenBatch, advantages: Tensor, step: int, metrics: Ma
             "in some steps all answers to each prompt earned the same, so that rewards gave no direction. Look at "
             "frac_reward_zero_std: prompts may be too hard or too easy, or the reward does not see the answers"
         )
-        if not any(notice["kind"] == "no_signal" for notice in run.notices()):
+        if run.note("no_signal", text):
             run.say(f"warning: {text} (step {step + 1} is the first)")
-        run.note("no_signal", text)
     elif not bool(batch.mask.any()):
         text = f"no token of step {step + 1} is in the loss (all answers are cut off and masked, or unscored): nothing was learnt from it"
         run.note("nothing_trained", text, step=step + 1)

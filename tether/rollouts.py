@@ -33,7 +33,9 @@ from tether.rl_recipe import SamplingRecipe
 from tether.rollout import Rollout, from_sampled
 from tether.rollout import groups as by_group
 from tether.run import Run
+from tether.startup import check_start
 from tether.stopwatch import Stopwatch
+from tether.token_batch import TokenBatch
 from tether.training_rows import Rows, training_rows
 
 OVERLONG = "overlong"
@@ -192,14 +194,8 @@ class Rollouts:
             return []
         with self.watch("sampling"):
             self.sampler.refresh()
-            requests = [Request(e.prompt, sampling, n, seed) for e, seed in zip(examples, seeds, strict=True)]
-            try:
-                completions = self.sampler.sample(requests)
-            except UserError as error:
-                bad = next((i for i in range(len(examples)) if error.where == f"request {i}"), None)
-                raise UserError(
-                    error.what, where=str(examples[bad].source) if bad is not None else error.where, remedy=error.remedy
-                ) from None
+            requests = [Request(e.prompt, sampling, n, seed, str(e.source)) for e, seed in zip(examples, seeds, strict=True)]
+            completions = self.sampler.sample(requests)
             made = [
                 from_sampled(
                     c,
@@ -332,6 +328,20 @@ def check_sampling(run: Run, sampled: Tensor, trained: Tensor, mask: Tensor, *, 
     words = f"start-up check: ratio {float(gap.exp().mean()):.6f} between sampling and training, largest difference {worst:.1e} nats"
     run.say(words)
     run.note("startup_check", words)
+
+
+def check_first_step(run: Run, policy: Policy, batch: TokenBatch, old: Tensor, ref: Tensor | None) -> bool:
+    """Ratio 1 between sampling and training, KL 0 to the reference; `old` and `ref` are (R, T).
+
+    UserError when it is not so. Says whether there was a token to look at.
+    """
+    if not bool(batch.mask.any()):
+        return False
+    check_sampling(run, batch.sampled_logp, old, batch.mask, precision=policy.precision)
+    if ref is not None:
+        rows = batch.active
+        check_start(run, old[rows].sum(1), ref[rows].sum(1), batch.mask[rows].sum(1), precision=policy.precision)
+    return True
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -197,15 +197,17 @@ class Run:
         """The rows of one of the run's .jsonl files."""
         return self._rows(name)
 
-    def note(self, kind: str, text: str, *, step: int | None = None, **more: Any) -> None:
-        """Something a reader should know: what was warned about, dropped or cut. The same notice is kept once."""
+    def note(self, kind: str, text: str, *, step: int | None = None, **more: Any) -> bool:
+        """Something a reader should know: what was warned about, dropped or cut. The same notice is kept once; says whether it is new."""
         row = {"kind": kind, "text": text, **({} if step is None else {"step": step}), **more}
         if self._noted is None:
             self._noted = {json.dumps(_jsonable(old), sort_keys=True) for old in self._rows(NOTICES)}
         key = json.dumps(_jsonable(row), sort_keys=True)
-        if key not in self._noted:
-            self._noted.add(key)
-            self._append(NOTICES, [row])
+        if key in self._noted:
+            return False
+        self._noted.add(key)
+        self._append(NOTICES, [row])
+        return True
 
     def notices(self) -> list[dict[str, Any]]:
         return self._rows(NOTICES)

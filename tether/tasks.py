@@ -165,9 +165,8 @@ def _with_gold(tasks: list[Task], judged_by: Reward, on_bad_rows: str) -> tuple[
     function = judged_by.function
     if not isinstance(function, (MathReward, CodeReward)) or not tasks:
         return tasks, []
-    usual, noun = (GOLD, "gold answer") if isinstance(function, MathReward) else (TESTS, "tests")
-    names = list(usual) if function.column is None else [function.column]
-    column = next((n for n in names if any(n in t.columns for t in tasks)), None)
+    noun = "gold answer" if isinstance(function, MathReward) else "tests"
+    names, column = _judging_column(tasks, function)
     if column is None:
         given = sorted({c for t in tasks for c in t.columns})
         near = nearest(names[0], given)
@@ -190,6 +189,13 @@ def _with_gold(tasks: list[Task], judged_by: Reward, on_bad_rows: str) -> tuple[
     return good, bad
 
 
+def _judging_column(tasks: Sequence[Task], function: MathReward | CodeReward) -> tuple[list[str], str | None]:
+    """Where gold answers or tests may stand, and where the tasks have them."""
+    usual = GOLD if isinstance(function, MathReward) else TESTS
+    names = list(usual) if function.column is None else [function.column]
+    return names, next((n for n in names if any(n in t.columns for t in tasks)), None)
+
+
 def _judgeable(task: Task, column: str, function: MathReward | CodeReward) -> bool:
     value = task.columns.get(column)
     if isinstance(function, MathReward):
@@ -206,8 +212,7 @@ def _tests(task: Task, value: Any, column: str) -> CodeTests:
 
 def _unnamed(tasks: Sequence[Task], function: CodeReward) -> list[str]:
     """A notice when most questions do not tell the name of the function that their tests call: nobody could guess it."""
-    names = list(TESTS) if function.column is None else [function.column]
-    column = next((n for n in names if any(n in t.columns for t in tasks)), None)
+    _, column = _judging_column(tasks, function)
     silent = 0
     for task in tasks:
         tests = _tests(task, task.columns.get(column or ""), column or "")

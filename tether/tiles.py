@@ -44,9 +44,7 @@ class Plan:
     def tiles(self, window: int | None, device: torch.device) -> Tiles:
         key = (window, device)
         if key not in self._tiles:
-            triangle = torch.full((QUERIES_PER_TILE, 1, QUERIES_PER_TILE), float("-inf"), device=device)
-            for row in range(QUERIES_PER_TILE):
-                triangle[row, 0, : row + 1] = 0.0
+            triangle = torch.full((QUERIES_PER_TILE, QUERIES_PER_TILE), float("-inf"), device=device).triu(1)[:, None]
             tiles: Tiles = []
             for joined, parts in joined_segments(self.segments, JOINED_QUERIES):
                 if len(parts) > 1:

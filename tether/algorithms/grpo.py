@@ -29,9 +29,8 @@ from tether.policy import Policy
 from tether.recipe import GRPORecipe
 from tether.reward import Reward, RewardFunction, Rewards
 from tether.rl_metrics import record, row_metrics, sampling_difference, warn, weight_metrics
-from tether.rollouts import Rollouts, check_sampling, evaluate, load_prompts, make_rewards
+from tether.rollouts import Rollouts, check_first_step, evaluate, load_prompts, make_rewards
 from tether.run import Run
-from tether.startup import check_start
 from tether.stopwatch import Stopwatch
 from tether.token_batch import MiniBatch, Part, TokenBatch, mini_batches, over_all, parts, token_batch
 from tether.token_rows import to_rows
@@ -123,17 +122,6 @@ def constants(
         with anchor.reference() as reference:
             ref = over_all(batch, lambda packed: reference.logprobs(packed, heat), budget, policy.device)
     return old, ref
-
-
-def check_first_step(run: Run, policy: Policy, batch: TokenBatch, old: Tensor, ref: Tensor | None) -> bool:
-    """Ratio 1 between sampling and training, KL 0 to the reference; UserError when it is not so. Says whether there was a token to look at."""
-    if not bool(batch.mask.any()):
-        return False
-    check_sampling(run, batch.sampled_logp, old, batch.mask, precision=policy.precision)
-    if ref is not None:
-        rows = batch.active
-        check_start(run, old[rows].sum(1), ref[rows].sum(1), batch.mask[rows].sum(1), precision=policy.precision)
-    return True
 
 
 def advantages_of(recipe: GRPORecipe, batch: TokenBatch, old: Tensor | None, ref: Tensor | None, beta: float, judges: Rewards) -> Tensor:

@@ -33,9 +33,8 @@ from tether.ppo_scores import RunningSpread, scores_of
 from tether.recipe import PPORecipe
 from tether.reward import Reward, RewardFunction
 from tether.rl_metrics import record, row_metrics, sampling_difference, warn, weight_metrics
-from tether.rollouts import Rollouts, check_sampling, evaluate, load_prompts, make_rewards
+from tether.rollouts import Rollouts, check_first_step, evaluate, load_prompts, make_rewards
 from tether.run import Run
-from tether.startup import check_start
 from tether.stopwatch import Stopwatch
 from tether.token_batch import MiniBatch, Part, TokenBatch, mini_batches, over_all, parts, token_batch
 from tether.token_rows import to_rows
@@ -83,7 +82,7 @@ def train(recipe: PPORecipe, run: Run, rewards: Sequence[Reward | RewardFunction
                 # 3. Log-probs and values of what was sampled, before anything moves.
                 with watch("scoring"):
                     before = look(recipe, policy, critic, anchor, batch)
-                    checked = checked or check_first_step(run, policy, batch, before)
+                    checked = checked or check_first_step(run, policy, batch, before.logp, before.ref)
                 # 4. Scores: scaled, clipped, less the penalty for a missing end. The spread is kept for the next step.
                 spread = RunningSpread.from_state(loop.state.get("scores"))
                 scores, loop.state["scores"], clipped = scores_of(recipe, batch, spread)  # (R,)
@@ -126,18 +125,6 @@ def look(recipe: PPORecipe, policy: Policy, critic: Critic, anchor: Anchor | Non
         with anchor.reference() as reference:
             ref = over_all(batch, lambda packed: reference.logprobs(packed, heat), budget, policy.device)
     return Before(logp, values, ref)
-
-
-def check_first_step(run: Run, policy: Policy, batch: TokenBatch, before: Before) -> bool:
-    """Ratio 1 between sampling and training, KL 0 to the reference; UserError when it is not so. Says whether there was a token to look at."""
-    if not bool(batch.mask.any()):
-        return False
-    check_sampling(run, batch.sampled_logp, before.logp, batch.mask, precision=policy.precision)
-    if before.ref is not None:
-        rows = batch.active
-        sums = before.logp[rows].sum(1), before.ref[rows].sum(1)
-        check_start(run, *sums, batch.mask[rows].sum(1), precision=policy.precision)
-    return True
 
 
 def rewards_of(recipe: PPORecipe, batch: TokenBatch, before: Before, scores: Tensor, beta: float) -> Tensor:
@@ -268,12 +255,11 @@ def warn_of_clipped_scores(run: Run, recipe: PPORecipe, step: int, clipped: Mapp
     """Once: scores that all count the same teach nothing, and rewards far from 0 end so."""
     if not clipped.get("objective/scores_clipped"):
         return
-    if not any(notice["kind"] == "scores_clipped" for notice in run.notices()):
-        run.say(
-            f"warning: {clipped['objective/scores_clipped']:.0%} of the scores of step {step + 1} lie beyond score_clip {recipe.score_clip:g}"
-        )
     text = (
         f"in some steps scores lay beyond score_clip {recipe.score_clip:g} and counted as that: differences among them are lost. See "
         "objective/scores_clipped; raise score_clip, give the reward a smaller weight, or set score_scaling: running"
     )
-    run.note("scores_clipped", text)
+    if run.note("scores_clipped", text):
+        run.say(
+            f"warning: {clipped['objective/scores_clipped']:.0%} of the scores of step {step + 1} lie beyond score_clip {recipe.score_clip:g}"
+        )

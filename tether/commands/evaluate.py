@@ -81,8 +81,8 @@ def evaluate(
     from tether.answers import is_answers_file
     from tether.attempts import Folder, read_attempts, refuse_used
     from tether.engines.sampling import Sampling
+    from tether.evaluate import by_task, judge
     from tether.evaluate import evaluate as evaluated
-    from tether.evaluate import judge
     from tether.tasks import load_tasks, make_reward
 
     sampling = Sampling(max_new_tokens, temperature, top_k, top_p, stop=tuple(stop or ()))
@@ -95,7 +95,7 @@ def evaluate(
     from_file = is_answers_file(model)
     if from_file:
         attempts, notices = read_attempts(model, tasks.rows)
-        n = min(sum(not a.greedy for a in group) for group in _groups(attempts))
+        n = min(sum(not a.greedy for a in group) for group in by_task(attempts))
         ks = _ks(k, n)
         notices.insert(0, f"{len(attempts)} answers are read from {model}: nothing is sampled, and options of sampling play no part")
         folder = Folder(target, {"answers": model, **asked})
@@ -194,12 +194,6 @@ def _next(data: str) -> Path:
     from tether.run import next_folder
 
     return next_folder("evaluate", Path(data).name.split(".")[0] or "tasks")
-
-
-def _groups(attempts: list[Attempt]) -> list[list[Attempt]]:
-    from itertools import groupby
-
-    return [list(group) for _, group in groupby(attempts, key=lambda a: a.task)]
 
 
 def _ks(k: str | None, n: int) -> tuple[int, ...]:

@@ -30,12 +30,16 @@ OnDone = Callable[["Completion"], None]
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt to continue `n` times. Completion i of a request depends on prompt, sampling, seed and i alone."""
+    """A prompt to continue `n` times. Completion i of a request depends on prompt, sampling, seed and i alone.
+
+    `where` is what errors call it, such as the file and line it comes from; left out, its place among the requests.
+    """
 
     prompt: Sequence[int]
     sampling: Sampling = field(default_factory=Sampling)
     n: int = 1
     seed: int | str = 0
+    where: str = ""
 
     @property
     def total(self) -> int:
@@ -248,7 +252,7 @@ class LocalSampler:
             s = live[int(str(error))]
             raise UserError(
                 f"the model's scores after {len(s.tokens)} tokens of the completion are not numbers",
-                where=f"request {s.group.index}",
+                where=_where(s.group.request, s.group.index),
                 remedy="Its weights are broken (look for NaN in the run that made them), or bf16 overflows: try fp32.",
             ) from None
         for s, token, logp, sampling_logp in zip(
@@ -303,7 +307,7 @@ class LocalSampler:
         limit = self.positions
         vocabulary = getattr(config_of(self.model), "vocab_size", None)
         for i, request in enumerate(requests):
-            where = f"request {i}"
+            where = _where(request, i)
             if not request.prompt:
                 raise UserError("the prompt has no tokens", where=where, remedy="Give at least one token, such as the begin token.")
             if request.n < 0:
@@ -323,6 +327,10 @@ class LocalSampler:
                 )
             if request.sampling.stop and self.tokenizer is None:
                 raise UserError("stop strings need a tokenizer", where=where, remedy="Make the sampler with a tokenizer.")
+
+
+def _where(request: Request, index: int) -> str:
+    return request.where or f"request {index}"
 
 
 def _forward(runner: Runner, live: Sequence[_Live], entering: Sequence[Entering], waiting: deque[_Group], resumed: Tensor | None) -> Tensor:
