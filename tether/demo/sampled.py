@@ -1,16 +1,15 @@
-"""The demo's measurement: the same held-out prompts answered before and after, scored by everyone who has an opinion."""
+"""The demo's measurement: every model answers the same held-out prompts, and everyone who has an opinion scores the answers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tether import stats
 from tether.demo.world import FREE_TOKENS, length_cost, sentiment
 from tether.progress import Progress
-from tether.report.numbers import measured, percent
 
 
 @dataclass(frozen=True)
@@ -20,10 +19,44 @@ class Answered:
     text: str
     tokens: int
     ended: bool
+    ids: tuple[int, ...] = ()
+    logp: float = 0.0  # of the whole answer, under the model that wrote it
 
 
-def answer_prompts(model: Path, prompts: Sequence[Any], *, max_new_tokens: int, seed: int, title: str) -> list[Answered]:
-    """One answer per prompt at temperature 1. The same seed before and after: prompt i draws the same uniform numbers."""
+@dataclass(frozen=True)
+class Side:
+    """What one model answered: `samples` answers to each prompt, those to one prompt side by side.
+
+    `scores` are the reward model's, in standard deviations of the scores it gave its own training answers; `kl` is each answer's
+    log-prob under this model less that under the start, in nats: its mean estimates KL(model, start) of whole answers.
+    """
+
+    answers: Sequence[Answered]
+    samples: int = 1
+    scores: Sequence[float] = field(default_factory=list)
+    kl: Sequence[float] = field(default_factory=list)
+
+    @property
+    def cut(self) -> float:
+        """Share of answers that ran into the limit."""
+        return sum(not a.ended for a in self.answers) / len(self.answers)
+
+    def values(self, name: str) -> list[float]:
+        """(prompts,) means over each prompt's answers of sentiment, true, length, reward or kl."""
+        each: Sequence[float]
+        if name == "sentiment":
+            each = [sentiment(a.text) for a in self.answers]
+        elif name == "true":
+            each = [sentiment(a.text) - length_cost(a.tokens) for a in self.answers]
+        elif name == "length":
+            each = [float(a.tokens) for a in self.answers]
+        else:
+            each = self.scores if name == "reward" else self.kl
+        return [sum(each[i : i + self.samples]) / self.samples for i in range(0, len(each), self.samples)]
+
+
+def answer_prompts(model: Path, prompts: Sequence[Any], *, samples: int, max_new_tokens: int, seed: int, title: str) -> list[Answered]:
+    """Answers at temperature 1. The same seed for every model: answer i to a prompt draws the same uniform numbers."""
     from tether.engines.local import LocalSampler, Request
     from tether.engines.sampling import Sampling
     from tether.policy import Policy
@@ -31,27 +64,60 @@ def answer_prompts(model: Path, prompts: Sequence[Any], *, max_new_tokens: int, 
     policy = Policy.load(model)
     sampler = LocalSampler(policy.model, policy.tokenizer, precision=policy.precision)
     setting = Sampling(max_new_tokens=max_new_tokens, temperature=1.0)
-    requests = [Request(policy.codec.prompt_ids(p), setting, seed=f"{seed}/{i}") for i, p in enumerate(prompts)]
-    with Progress(len(requests), title) as progress:
-        drawn = [0] * len(requests)
+    requests = [Request(policy.codec.prompt_ids(p), setting, n=samples, seed=f"{seed}/{i}") for i, p in enumerate(prompts)]
+    with Progress(len(requests) * samples, title) as progress:
+        drawn: dict[tuple[int, int], int] = {}
         done = 0
 
         def count(request: int, sample: int, token: int) -> None:
             nonlocal done
-            drawn[request] += 1
-            if token in sampler.end_ids or drawn[request] == max_new_tokens:
+            drawn[request, sample] = drawn.get((request, sample), 0) + 1
+            if token in sampler.end_ids or drawn[request, sample] == max_new_tokens:
                 done += 1
                 progress.update(done)
 
         completions = sampler.sample(requests, on_token=count)
-    return [Answered((c.text or "").strip(), len(c.tokens), c.finish_reason != "length") for c in completions]
+    return [
+        Answered((c.text or "").strip(), len(c.tokens), c.finish_reason != "length", tuple(c.tokens), sum(c.logps)) for c in completions
+    ]
 
 
-def score_with_reward_model(model: Path, prompts: Sequence[Any], answers: Sequence[Answered]) -> list[float]:
-    """In standard deviations of the scores it gave its own training answers."""
+def score_with_reward_model(model: Path, prompts: Sequence[Any], sides: Sequence[Sequence[Answered]]) -> list[list[float]]:
+    """Of each side's answers, in standard deviations of the scores it gave its own training answers."""
     from tether.scalar import ScalarModel
 
-    return ScalarModel.load(model).score_texts([(p, a.text) for p, a in zip(prompts, answers, strict=True)], normalised=True)
+    scorer = ScalarModel.load(model)
+    out = []
+    with Progress(sum(len(side) for side in sides), "the reward model reads them") as progress:
+        done = 0
+        for side in sides:
+            samples = len(side) // len(prompts)
+            texts = [(prompts[i // samples], a.text) for i, a in enumerate(side)]
+            out.append(scorer.score_texts(texts, normalised=True))
+            done += len(side)
+            progress.update(done)
+    return out
+
+
+def distances(start: Path, prompts: Sequence[Any], sides: Sequence[Sequence[Answered]]) -> list[list[float]]:
+    """Of each side's answers: log-prob under the model that wrote it less log-prob under the start, in nats."""
+    from tether.batch import Example
+    from tether.policy import Policy
+    from tether.reference import reference_logps
+
+    policy = Policy.load(start)
+    examples, written = [], []
+    for side in sides:
+        samples = len(side) // len(prompts)
+        for i, prompt in enumerate(prompts):
+            answers = side[i * samples : (i + 1) * samples]
+            ids = [list(a.ids) for a in answers]
+            examples.append(Example(policy.codec.prompt_ids(prompt), ids, [[True] * len(x) for x in ids], None, {}))
+            written += [a.logp for a in answers]
+    with Progress(len(written), "the start reads them") as progress:
+        there = reference_logps(policy, examples, cache=False, progress=lambda done, _: progress.update(done)).tolist()
+    gaps = iter([w - t for w, t in zip(written, there, strict=True)])
+    return [[next(gaps) for _ in side] for side in sides]
 
 
 @dataclass(frozen=True)
@@ -77,70 +143,26 @@ class Measure:
         return {"name": self.name, "unit": self.unit, **{k: list(getattr(self, k))[:3] for k in ("before", "after", "gain")}}
 
 
-def measure(before: Sequence[Answered], after: Sequence[Answered], scores: tuple[Sequence[float], Sequence[float]]) -> dict[str, Measure]:
+UNITS = {
+    "sentiment": ("Sentiment", "VADER compound, −1 to 1"),
+    "true": ("True score", f"sentiment less the cost beyond {FREE_TOKENS} tokens"),
+    "length": ("Length", "tokens"),
+    "reward": ("Reward model's score", "standard deviations of its training scores"),
+}
+
+
+def measure(before: Side, after: Side) -> dict[str, Measure]:
     """What the people like, what they truly like, length, and what the reward model says."""
-    felt = [[sentiment(a.text) for a in side] for side in (before, after)]
-    true = [[f - length_cost(a.tokens) for f, a in zip(fs, side, strict=True)] for fs, side in zip(felt, (before, after), strict=True)]
-    lengths = [[float(a.tokens) for a in side] for side in (before, after)]
-    return {
-        "sentiment": Measure.of("Sentiment", "VADER compound, −1 to 1", *felt),
-        "true": Measure.of("True score", f"sentiment less the cost beyond {FREE_TOKENS} tokens", *true),
-        "length": Measure.of("Length", "tokens", *lengths),
-        "reward": Measure.of("Reward model's score", "standard deviations of its training scores", *scores),
-    }
+    return {key: Measure.of(name, unit, before.values(key), after.values(key)) for key, (name, unit) in UNITS.items()}
 
 
-def sample_rows(
-    prompts: Sequence[Any], before: Sequence[Answered], after: Sequence[Answered], scores: tuple[Sequence[float], Sequence[float]]
-) -> list[dict[str, Any]]:
-    """Rows of samples.jsonl."""
+def sample_rows(prompts: Sequence[Any], sides: dict[str, Side]) -> list[dict[str, Any]]:
+    """Rows of samples.jsonl: the first answer of every model to each prompt."""
 
-    def told(a: Answered, score: float) -> dict[str, Any]:
+    def told(side: Side, i: int) -> dict[str, Any]:
+        a, score = side.answers[i * side.samples], side.scores[i * side.samples]
         felt = sentiment(a.text)
         numbers = {"sentiment": felt, "tokens": a.tokens, "true score": felt - length_cost(a.tokens), "reward model": score}
         return {"text": a.text, "ended": a.ended, "numbers": {k: round(v, 4) for k, v in numbers.items()}}
 
-    return [
-        {"prompt": p[-1]["content"], "before": told(b, x), "after": told(a, y)}
-        for p, b, a, x, y in zip(prompts, before, after, *scores, strict=True)
-    ]
-
-
-def lessons(measures: Mapping[str, Measure], cut: tuple[float, float], n: int) -> list[dict[str, str]]:
-    """The result in sentences, whatever it is."""
-    felt, true, length, reward = (measures[k] for k in ("sentiment", "true", "length", "reward"))
-
-    def words(m: Measure) -> str:
-        value, low, high = (measured(x, sign=True) for x in m.gain[:3])
-        return f"{value}, 95 % interval {low} to {high}"
-
-    told = []
-    if felt.clear > 0:
-        text = f"The answers became more cheerful: sentiment {measured(felt.before.value)} → {measured(felt.after.value)} ({words(felt)}) on {n} prompts "
-        told.append({"tone": "good", "text": text + "that training never saw. The model learnt what the people went by."})
-    else:
-        text = f"Sentiment {measured(felt.before.value)} → {measured(felt.after.value)} ({words(felt)}) on {n} held-out prompts: "
-        told.append({"tone": "watch", "text": text + ("it fell." if felt.clear < 0 else "no change that stands out from chance.")})
-    if length.clear > 0:
-        text = f"They also became longer: {measured(length.before.value)} → {measured(length.after.value)} tokens ({words(length)}). "
-        text += "Nobody wanted that, but people who choose lean a little to the longer answer, and the pairs hand it on."
-        if cut[1] > cut[0] + 0.02:
-            text += f" {percent(cut[1])} of the answers now run into the limit, before {percent(cut[0])}."
-        told.append({"tone": "watch", "text": text})
-    moved = f"{measured(true.before.value)} → {measured(true.after.value)} ({words(true)})"
-    remedy = "Measure what you want apart from what you train on, and watch the length."
-    if true.clear < 0:
-        text = f"By what the people truly like the model got worse: {moved}. "
-        text += "That is the lesson: whatever learns from choices learns the mistakes in them too."
-        told.append({"tone": "watch", "text": text, "remedy": remedy})
-    elif true.clear > 0:
-        told.append({"tone": "good", "text": f"True score {moved}: the people would agree."})
-    elif felt.clear > 0:
-        text = f"True score {moved}: what the people truly like did not rise with what they went by. "
-        told.append({"tone": "watch", "text": text + "Whatever learns from choices learns the mistakes in them too.", "remedy": remedy})
-    else:
-        told.append({"tone": "plain", "text": f"True score {moved}: no clear change."})
-    if reward.clear > 0 and true.clear < 0:
-        text = f"The reward model, which learnt from the same choices, likes the new answers better ({words(reward)} standard deviations): "
-        told.append({"tone": "watch", "text": text + "the stand-in rises while what it stands for falls."})
-    return told
+    return [{"prompt": p[-1]["content"], **{name: told(side, i) for name, side in sides.items()}} for i, p in enumerate(prompts)]

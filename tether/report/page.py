@@ -1,4 +1,4 @@
-"""A run directory, or a folder of runs with a comparison, into report.html."""
+"""A run directory as the parts of its page."""
 
 from __future__ import annotations
 
@@ -7,19 +7,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
-from tether import atomic
-from tether.errors import UserError
 from tether.report import curves, sampling
 from tether.report.charts import Chart, Estimate, calibration_chart, interval_chart
 from tether.report.findings import findings
-from tether.report.numbers import measured, number, percent, plural, seconds, signed
+from tether.report.numbers import number, percent, plural, seconds
 from tether.report.view import Finding, Listing, RunView, Section, Table, is_number
-from tether.run import RECIPE
 
-COMPARISON = "comparison.json"
 NAMES = {
     "sft": "Supervised fine-tuning",
     "reward": "Reward model",
@@ -45,31 +40,6 @@ class Page:
     title: str
     lead: str
     parts: Sequence[Part]
-
-
-def write_report(folder: str | Path) -> Path:
-    """Write report.html into the run directory and return its path. It can be made again at any time."""
-    path = Path(folder) / "report.html"
-    atomic.write_file(path, report_html(folder))
-    return path
-
-
-def report_html(folder: str | Path) -> str:
-    """The page of a run directory, or of a folder with a comparison and runs inside. Raises UserError for any other folder."""
-    folder = Path(folder)
-    return render(compared_page(folder) if (folder / COMPARISON).is_file() else run_page(RunView.read(folder)))
-
-
-def render(page: Page) -> str:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("tether.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.get_template("page.html").render(page=page, signed=signed, number=number)
-
-
-# One run --------------------------------------------------------------------------------------------------------------------
 
 
 def run_page(view: RunView) -> Page:
@@ -213,56 +183,17 @@ def _shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def samples_section(samples: Sequence[Mapping[str, Any]], most: int = 8) -> Section | None:
-    """Rows of samples.jsonl: {"prompt", "before": {"text", "numbers"}, "after": ...}."""
-    shown = [s for s in samples if isinstance(s.get("after"), dict)][:most]
+def samples_section(
+    samples: Sequence[Mapping[str, Any]],
+    most: int = 8,
+    *,
+    title: str = "Answers before and after",
+    sides: Sequence[str] = ("before", "after"),
+) -> Section | None:
+    """Rows of samples.jsonl, {"prompt", "before": {"text", "numbers"}, "after": ...}: the answers of `sides`, the last of which is always there."""
+    shown = [s for s in samples if isinstance(s.get(sides[-1]), dict)][:most]
     if not shown:
         return None
     more = f"The first {len(shown)} of {len(samples)}; all of them are in samples.jsonl." if len(samples) > len(shown) else ""
-    return Section("Answers before and after", [more] if more else [], samples=shown)
-
-
-# Several runs and what came of them -------------------------------------------------------------------------------------------
-
-
-def compared_page(folder: Path) -> Page:
-    """The page of a folder whose comparison.json holds a title, measures before and after, findings, and the runs it came from.
-
-    Each measure: {"name", "unit", "before", "after", "gain"}, the last three as [value, low, high].
-    """
-    path = folder / COMPARISON
-    try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        charts, table = measures(told["measures"])
-        said = [Finding(f["tone"], f["text"], f.get("remedy", "")) for f in told["findings"]]
-        runs = [RunView.read(folder / name) for name in told["runs"] if (folder / name / RECIPE).is_file()]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"not a comparison that a report can be made of ({error})", where=str(path)) from error
-    samples = folder / "samples.jsonl"
-    rows = [json.loads(line) for line in samples.read_text(encoding="utf-8").splitlines()] if samples.is_file() else []
-    result = Section("Before and after", told.get("text", []), charts, [table])
-    made = [result, samples_section(rows, told.get("samples_shown", 3))]
-    timing = [(f"Time: {name}", seconds(took)) for name, took in told.get("seconds", {}).items()]
-    first = Part("The result", [*[tuple(f) for f in told.get("facts", [])], *timing], said, [s for s in made if s is not None])
-    return Page(told["title"], told.get("lead", ""), [first, *(run_part(view) for view in runs)])
-
-
-def measures(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Chart], Table]:
-    """A chart of each measure, and all of them as one table."""
-    charts, lines = [], []
-    for row in rows:
-        name, unit = row["name"], row["unit"]
-        before, after, gain = row["before"], row["after"], row["gain"]
-        change, low, high = (measured(x, sign=True) for x in gain)
-        charts.append(
-            interval_chart(
-                [Estimate("before", before[0], before[1], before[2], 5), Estimate("after", after[0], after[1], after[2], 1)],
-                title=name,
-                x_label=unit,
-                caption=f"Change {change}, 95 % interval {low} to {high}.",
-            )
-        )
-        clear = "rose" if gain[1] > 0 else "fell" if gain[2] < 0 else "no clear change"
-        lines.append([name, measured(before[0]), measured(after[0]), change, f"{low} to {high}", clear])
-    header = ["measure", "before", "after", "change", "95 % interval of the change", ""]
-    return charts, Table(header, lines, numeric=frozenset({1, 2, 3, 4}))
+    kept = [{key: value for key, value in s.items() if key == "prompt" or key in sides} for s in shown]
+    return Section(title, [more] if more else [], samples=kept)
