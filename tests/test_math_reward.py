@@ -109,6 +109,54 @@ def test_the_answer_is_found_by_rule(text: str, answer: str | None) -> None:
     assert extract(text) == answer
 
 
+CHAIN = r"We get $3 \times 4 = 12$ and so on."
+
+
+@pytest.mark.parametrize(
+    "ending, answer",
+    [
+        (" A: 26", "26"), ("\nA: 26", "26"), ("\n**A:** 26", "26"), ("\nAnswer: 26", "26"), ("\n**Answer**: 26", "26"), (" answer is 26", "26"),
+        ("\n### Final Answer\n26", "26"), ("\nAns. 26", "26"), (" The answer should be 26.", "26"), (" The final answer is therefore 26.", "26"),
+        (" The answer to the question is **26** apples.", "26 apples"), (" This gives an answer of 26.", "26"), ("\nFinal Answer - 26", "26"),
+        (" The answers are 2 and 3.", "2 and 3"), (" The answer is:\n$$\n26\n$$", "26"), ("\nA: She has 26 apples left.", "26"),
+        (" The answer is 26 because $2 \\cdot 13 = 26$.", "26"), ("\nA: 12\nB: 26\nAnswer: B", "B"), (" The answer is pi over 2.", "pi over 2"),
+    ],
+)  # fmt: skip
+def test_a_marked_answer_goes_before_mathematics_bold_and_numbers_wherever_they_stand(ending: str, answer: str) -> None:
+    for before in (CHAIN, CHAIN + " **Step 2: add 14.**", "He pays $5 for 2, and $17/$8.50 is 2.", "Answer: Let us see, 3 + 4 is 7."):
+        assert extract(before + ending) == answer
+    for after in (r" (Here $5 + 6 = 11$.)", "\nIt took 3 steps, see **4**."):
+        if not ending.lstrip("\n *").startswith("A:"):  # a label is one at the end alone
+            assert extract(CHAIN + ending + after) == answer
+
+
+@pytest.mark.parametrize(
+    "text, answer",
+    [
+        (CHAIN + " Then she has 26 left.", "26"),
+        (CHAIN + "\nSo it is **26**.", "26"),
+        ("**Step 2:** add 14.\n" + CHAIN, r"3 \times 4 = 12"),
+        ("It is **26**, and $x = 5$.", "x = 5"),
+        ("So $x = 5$ after 3 steps.", "x = 5"),
+        ("The value of $x$ is 5.", "5"),
+        ("A ratio of 2:3.", "2:3"),
+        ("A: 12\nB: 26\n" + CHAIN, r"3 \times 4 = 12"),
+        ("It costs $5125-$8096 or $4.00 each, so she needs $2", "2"),
+        ("Answer: First we see that $3 + 4 = 7$. Then she has 26.", "26"),
+        ("The side is $8$. [asy] draw((0,0)--(3,5)); [/asy]", "8"),
+    ],
+)
+def test_without_a_mark_what_stands_last_is_the_answer(text: str, answer: str) -> None:
+    assert extract(text) == answer
+
+
+def test_only_the_named_rules_look() -> None:
+    text = CHAIN + " **14** more. She has 26."
+    assert [extract(text, [rule]) for rule in ("math", "bold", "number", "phrase")] == [r"3 \times 4 = 12", "14", "26", None]  # type: ignore[list-item]
+    assert extract(text, ["number", "math"]) == "26"
+    assert extract(CHAIN, ["bold", "math"]) == r"3 \times 4 = 12"
+
+
 def test_rules_can_be_chosen(math: MathReward) -> None:
     strict = MathReward(rules=["box"])
     assert strict.verify("It is 4.", "4", completion=True).how == "no answer"

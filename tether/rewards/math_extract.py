@@ -1,6 +1,14 @@
 """Where in a completion is the answer? Found by rule, always the last one, never "appears anywhere".
 
-A missing answer is None, which earns 0: the model was asked for one. Boxes are read by counting braces.
+What the writer marked as the answer goes before what merely looks like one, wherever either stands:
+
+1. `box`, `tag`, `hash`, in this order: marks that say nothing else than "this is the answer".
+2. `phrase`: "the answer is", "Answer:", a heading "Final answer", a last line "A: 26". The last of them, unless it opens a derivation.
+3. `bold`, `math`, `number`: no mark at all. These have no order among them: the one that stands last is the answer. A number counts as
+   standing behind mathematics only in a later sentence or line, since "$x = 5$ after 3 steps" is not 3.
+
+A missing answer is None, which earns 0: the model was asked for one. Boxes are read by counting braces. A dollar sign before an amount
+is money, not mathematics.
 """
 
 from __future__ import annotations
@@ -11,17 +19,42 @@ from typing import Literal
 
 Rule = Literal["box", "tag", "hash", "phrase", "bold", "math", "number"]
 RULES: tuple[Rule, ...] = ("box", "tag", "hash", "phrase", "bold", "math", "number")
+UNMARKED: tuple[Rule, ...] = ("bold", "math", "number")
 CLOSERS = ("</think>", "</thinking>", "</thought>", "</reasoning>", "[/THINK]", "<|end_of_thought|>")
 OPENERS = {"</think>": "<think>", "</thinking>": "<thinking>", "</thought>": "<thought>", "</reasoning>": "<reasoning>"}
 OPENERS |= {"[/THINK]": "[THINK]", "<|end_of_thought|>": "<|begin_of_thought|>"}
 
 BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?:\{|(?=[\w-]))")
 HASH = re.compile(r"^[ \t]*####[ \t]*(.+?)[ \t]*$", re.MULTILINE)
-PHRASE = re.compile(r"\b(?:answer|result)\b(?:\s+(?:is|equals|to be|as))?\s*(?::|=|\bis\b|(?<=is))\s*(?:\*\*)?\s*", re.IGNORECASE)
+# The noun, what it is the answer to, the link, a filler, the emphasis around either.
+PHRASE = re.compile(
+    r"(?:\banswers?\b[*_]*(?:,?\s+(?:to|for|in|after|rounded|expressed)\b[^.!?:=\n$\\]{0,60}?,?)??|\bresult\b[*_]*|\bans\b\.?[*_]*)"
+    r"(?:\s*[:=]|\s+[-–—](?=\s)|(?<=ans\.)(?=\s)|\s+as\s*[:=]|\s+of(?=\s+[-+−$\\*\d])"
+    r"|,?\s+(?:is|are|was|(?:will|would|should|must|to)\s+be|equals|comes\s+(?:out\s+)?to)\b)"
+    r"(?:,?\s+(?:therefore|thus|hence|then|so|simply|just|now|indeed|clearly|also)\b,?)?(?:\s*[:=])?\s*[*_]*\s*",
+    re.IGNORECASE,
+)
+HEADING = re.compile(r"^[ \t#*_]*(?:the\s+)?(?:final\s+|correct\s+)?answer[ \t*_]*\n\s*[*_]*", re.IGNORECASE | re.MULTILINE)
+LABEL = re.compile(r"(?:^|(?<=[^\w\s]\s)|(?<=\d\s))[ \t#>*_]{0,9}A[*_]*:[*_]*\s*", re.MULTILINE)
+OTHER_LABEL = re.compile(r"\b[B-E][*_]*[:)]")  # then A is one of several choices
+OPENS = re.compile(r"(?:let|first|we|to|start|begin|given|since|step|found|calculated|obtained|as follows)\b\S*\s+\S", re.IGNORECASE)
 BOLD = re.compile(r"\*\*([^*\n]+?)\*\*")
-MATH = re.compile(r"\$\$(.+?)\$\$|\$(?![\s\d][^$\n]*\s\$)([^$\n]+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+TITLE = re.compile(r"(?:step|part|case)\b", re.IGNORECASE)
+# Single dollars as pandoc reads them, less what is money: "$5 for a pen and $" and "$17/$8.50".
+MATH = re.compile(
+    r"\$\$(.+?)\$\$|\$(?![\s\d][^$\n]*\s\$)(?!\d[^${}\\\n]*\b[A-Za-z]{2,}\s+[A-Za-z]{2,}\b)([^$\n]+?)(?<![-+*/=<(])\$(?!\d)"
+    r"|\\\((.+?)\\\)|\\\[(.+?)\\\]",
+    re.DOTALL,
+)
+SAID_END = re.compile(
+    r"[.!?](?:\s|$)|,\s+(?=(?:so|since|because|which|as)\b)|\s+(?=(?:since|because)\b)|(?<=\S)\s+(?=\((?!mod\b)[A-Za-z]{3,}\s)"
+)
+DRAWING = re.compile(r"\[asy\].*?\[/asy\]", re.DOTALL)  # as MATH has them; the numbers in it are coordinates
+SENTENCE_END = re.compile(r"[.!?](?:\s|$)|\n")
+# A number behind one of these is a part of the answer.
+MATH_WORDS = {"sqrt", "root", "log", "ln", "sin", "cos", "tan", "exp", "pi", "over", "minus", "negative", "plus", "times", "half"}
 NUMBER = re.compile(
-    r"(?<![\w.])(?:[-+−])?(?:\d+\s+\d+/\d+|(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))(?:[eE][-+]?\d+)?(?:\s?/\s?\d+)?)(?:\s?\\?%)?(?!\d)"
+    r"(?<![\w.])(?:[-+−])?(?:\d+(?::\d+)+|\d+\s+\d+/\d+|(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))(?:[eE][-+]?\d+)?(?:\s?/\s?\d+)?)(?:\s?\\?%)?(?!\d)"
 )
 
 
@@ -79,20 +112,24 @@ def closing(text: str, start: int) -> int | None:
 
 
 def extract(text: str, rules: Sequence[Rule] = RULES, closers: Sequence[str] = CLOSERS) -> str | None:
-    """The answer of a completion by the first rule that applies, or None. An empty box or tag is no answer.
+    """The answer of a completion by the first of `rules` that applies, or None. An empty box or tag is no answer.
 
+    `bold`, `math` and `number` are one rule, at the place of the first of them: of those that are named the one that stands last.
     Boxes joined only by "and", "or" or a comma are one answer of several values, so naming two guesses never scores as one.
 
     >>> extract("15 boxes.\\n#### 1,250"), extract("The number is **73**."), extract("None")
     ('1,250', '73', None)
     >>> extract(r"It is \\boxed{3} or \\boxed{4}")
     '3, 4'
+    >>> extract(r"We get $3 \\times 4 = 12$ and so on. A: 26"), extract(r"First $3 \\times 4 = 12$. She has 26 left.")
+    ('26', '26')
     """
     rest = after_reasoning(text, closers)
     if rest is None:
         return None
+    unmarked = [rule for rule in rules if rule in UNMARKED]
     for rule in rules:
-        found = _FIND[rule](rest)
+        found = _unmarked(rest, unmarked) if rule in UNMARKED else _FIND[rule](rest)
         if found is not None:
             return found.strip() or None
     return None
@@ -126,37 +163,75 @@ def _hash(text: str) -> str | None:
 
 
 def _phrase(text: str) -> str | None:
-    """After the last "answer is", "answer:", up to the end of its sentence; mathematics or a number in it if it goes on in words."""
-    starts = [m.end() for m in PHRASE.finditer(text)]
-    if not starts:
-        return None
-    line = text[starts[-1] :].strip().split("\n", 1)[0]
-    sentence = re.split(r"[.!?](?:\s|$)|,\s+(?=(?:so|since|because|which|as)\b)", line, maxsplit=1)[0].strip().strip("*").strip()
+    """What the last phrase, heading or label says the answer is. One that opens a derivation says nothing."""
+    starts = {m.end() for pattern in (PHRASE, HEADING) for m in pattern.finditer(text)}
+    labels = [] if OTHER_LABEL.search(text) else [m.end() for m in LABEL.finditer(text)]
+    starts |= {end for end in labels if "\n" not in text[end:].strip()}
+    for start in sorted(starts, reverse=True):
+        found = _said(text[start:].strip())
+        if found is not None:
+            return found
+    return None
+
+
+def _said(rest: str) -> str | None:
+    """Up to the end of the sentence; mathematics or a number in it if it goes on in words. None where it opens a derivation."""
+    display = MATH.match(rest)
+    if display and "\n" in display.group():
+        return _content(display)
+    line = rest.split("\n", 1)[0]
+    said = SAID_END.split(line, maxsplit=1)[0]
+    sentence = re.sub(r"(?<!\w)\*\*|\*\*(?!\w)", "", said).strip().strip("*_").strip()
     if not sentence:
+        return None
+    goes_on = re.search(r"\d", rest[len(said) :]) is not None
+    if goes_on and (OPENS.match(sentence) or not _few_words(MATH.sub(" ", sentence))):
         return None
     inner = MATH.search(sentence)
     several = list(MATH.finditer(sentence))
     if len(several) > 1 and _few_words(MATH.sub(" ", sentence)):
         return sentence[several[0].start() : several[-1].end()]
     if inner and len(inner.group()) < len(sentence):
-        return next(g for g in inner.groups() if g is not None) if _few_words(sentence[: inner.start()]) else _number(sentence)
-    if len(sentence.split()) > 6 and not re.search(r"[\\=^]", sentence):
+        return _content(inner) if _few_words(sentence[: inner.start()]) else _number(sentence)
+    if not re.search(r"[\\=^]", sentence) and (len(sentence.split()) > 6 or _told_in_words(sentence)):
         return _number(sentence)
     return sentence
+
+
+def _told_in_words(sentence: str) -> bool:
+    """Whether words lead to the only number, as in "she has 18 apples"; "15 apples" and "May 5" are answers as they stand."""
+    numbers = [m for m in NUMBER.finditer(sentence) if re.search(r"\d", m.group())]
+    if len(numbers) != 1:
+        return False
+    words = set(re.findall(r"\b[a-z]{2,}\b", sentence[: numbers[0].start()]))
+    return bool(words) and not words & MATH_WORDS
+
+
+def _content(math: re.Match[str]) -> str:
+    return next(group for group in math.groups() if group is not None)
 
 
 def _few_words(text: str) -> bool:
     return len(text.split()) <= 6
 
 
-def _bold(text: str) -> str | None:
-    found = [b for b in BOLD.findall(text) if re.search(r"\d|\\|^[A-Z]$", b)]
-    return found[-1].rstrip(":").strip() or None if found else None
-
-
-def _math(text: str) -> str | None:
-    found = [next(g for g in m.groups() if g is not None) for m in MATH.finditer(text)]
-    return found[-1] if found else None
+def _unmarked(text: str, kinds: Sequence[Rule]) -> str | None:
+    """The last of what the text shows without calling it the answer: bold with a value in it, mathematics, a number."""
+    text = DRAWING.sub(" ", text)
+    spans: list[tuple[int, str]] = []  # (end, content)
+    if "bold" in kinds:
+        bold = [m for m in BOLD.finditer(text) if re.search(r"\d|\\|^[A-Z]$", m[1]) and not TITLE.match(m[1])]
+        spans += [(m.end(), m[1].rstrip(":").strip()) for m in bold]
+    if "math" in kinds:
+        spans += [(m.end(), _content(m)) for m in MATH.finditer(text)]
+    if "number" not in kinds or not spans:
+        return max(spans)[1] if spans else _number(text) if "number" in kinds else None
+    end, content = max(spans)
+    after = text[end:]
+    stop = SENTENCE_END.search(after)
+    if re.fullmatch(r"[a-z]", content):  # "the value of $x$ is 5": the name of what is asked for
+        return _number(after) or content
+    return (_number(after[stop.end() :]) if stop else None) or content
 
 
 def _number(text: str) -> str | None:
@@ -173,7 +248,7 @@ def _number(text: str) -> str | None:
     return last.group()
 
 
-_FIND = {"box": _box, "tag": _tag, "hash": _hash, "phrase": _phrase, "bold": _bold, "math": _math, "number": _number}
+_FIND = {"box": _box, "tag": _tag, "hash": _hash, "phrase": _phrase}
 
 
 def gold_answer(gold: str) -> str:
