@@ -3,6 +3,7 @@
     python bench/data.py MODEL_FOLDER OUT_FOLDER
 
 `mixed.jsonl`: prompts of about 126 tokens, answers of 32 to 256. `long.jsonl`: prompts of about 510, answers of about 64.
+`prompts.jsonl`: prompts of about 100 tokens alone, to be answered by sampling.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def text(r: random.Random, tokenizer, n_tokens: int) -> str:
             return tokenizer.decode(ids[:n_tokens]).strip()
 
 
-def write(path: Path, tokenizer, seed: int, prompt: tuple[int, int], answer: tuple[int, int], rows: int = 256) -> None:
+def write(path: Path, tokenizer, seed: int, prompt: tuple[int, int], answer: tuple[int, int] | None, rows: int = 256) -> None:
     r = random.Random(seed)
     with path.open("w") as file:
         for _ in range(rows):
@@ -105,7 +106,7 @@ def write(path: Path, tokenizer, seed: int, prompt: tuple[int, int], answer: tup
             n = max(8, r.randint(*prompt) - len(tokenizer(request).input_ids) - 33)
             question = text(r, tokenizer, n) + "\n" + request
             row = {"prompt": [{"role": "user", "content": question}]}
-            for side in ("chosen", "rejected"):
+            for side in ("chosen", "rejected") if answer else ():
                 row[side] = [{"role": "assistant", "content": text(r, tokenizer, r.randint(*answer))}]
             file.write(json.dumps(row) + "\n")
 
@@ -118,6 +119,7 @@ def main(model: str, out: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write(folder / "mixed.jsonl", tokenizer, 1, (96, 160), (32, 256))
     write(folder / "long.jsonl", tokenizer, 2, (480, 544), (48, 80))
+    write(folder / "prompts.jsonl", tokenizer, 3, (84, 116), None)
 
 
 if __name__ == "__main__":

@@ -1,33 +1,28 @@
-"""Speed and memory against TRL on the same machine, model and rows: A B A B, medians, ratios.
+"""Speed and memory against TRL, transformers and vLLM on the same machine, model and rows: A B A B, medians, ratios.
 
     make bench                                   every row
     python bench/run.py --only dpo_mixed --repeats 1
+    python bench/run.py --only grpo generate vllm ppo
 
-Sets up `.venv-trl` with TRL when it is not there. Each measurement is a process of its own that trains a few steps on the same
-rows with full fine-tuning; "tuned" rows give both sides the same allocator settings (glibc gives big blocks back to the system
-after every use otherwise, which costs TRL much of its time). The first loss of both sides on the same rows stands beside each
-ratio: a fast step that computes something else is worth nothing.
+Sets up `.venv-trl` and `.venv-vllm` when a row needs them and they are not there. Each measurement is a process of its own that trains
+a few steps on the same rows with full fine-tuning, or samples; "tuned" rows give both sides the same allocator settings (glibc gives
+big blocks back to the system after every use otherwise, which costs TRL much of its time). The first loss of both sides on the same
+rows, or what else shows it, stands beside each ratio: a fast step that computes something else is worth nothing. The rows that
+sample are in online.py. What has been measured is written after every row.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-TUNED = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": "64000000000",
-    "MALLOC_TOP_PAD_": "268435456",
-    "MALLOC_ARENA_MAX": "1",
-}
-TRL = ["trl==1.16.0", "transformers==5.24.0", "peft==0.21.2", "accelerate==1.15.0", "datasets==5.2.0", "tokenizers==0.23.3", "jinja2"]
+import online
+from sides import ROOT, measure, trl_python
 
 
 @dataclass(frozen=True)
@@ -49,27 +44,6 @@ ROWS = [
     Row("sft", "sft", "mixed.jsonl", 1.7, False),
     Row("sft_packed", "sft", "mixed.jsonl", 1.2, False, ["--packing"]),
 ]
-
-
-def trl_python() -> Path:
-    python = ROOT / ".venv-trl/bin/python"
-    if not python.exists():
-        print("setting up .venv-trl with TRL (once) ...", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", str(ROOT / ".venv-trl")], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "-q", os.environ.get("TORCH", "torch==2.13.0")], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "-q", *TRL], check=True)
-    return python
-
-
-def measure(python: Path | str, script: str, arguments: list[str], *, tuned: bool) -> dict:
-    environment = {**os.environ, **(TUNED if tuned else {})}
-    done = subprocess.run(
-        [str(python), str(ROOT / "bench" / script), *arguments], capture_output=True, text=True, env=environment, cwd=ROOT
-    )
-    for line in reversed(done.stdout.splitlines()):
-        if line.startswith("{"):
-            return json.loads(line)
-    raise SystemExit(f"{script} {' '.join(arguments)} printed no result:\n{done.stderr[-3000:]}")
 
 
 def per_token(results: list[dict]) -> float:
@@ -151,36 +125,52 @@ def start_up() -> list[dict]:
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument("--only", nargs="*", default=None, help="names of rows, or: losses, startup")
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    offline = [r.name for r in ROWS]
+    p.add_argument("--only", nargs="*", default=None, choices=[*offline, *online.NAMES, "losses", "startup"], help="names of rows")
     p.add_argument("--repeats", type=int, default=2)
-    p.add_argument("--steps", type=int, default=3)
+    p.add_argument("--steps", type=int, default=None, help="measured steps a process; left out: 3, and 1 in rows that sample")
     p.add_argument("--model", default=None)
     p.add_argument("--out", default="runs/bench.json")
+    for name, default in (("prompts", 8), ("group", 8), ("completion", 128), ("threads", 2)):
+        p.add_argument(f"--{name}", type=int, default=default, help="of the rows that sample")
     a = p.parse_args()
     from tether.models import fetch_smollm2
 
     model = a.model or str(fetch_smollm2())
-    trl, folder = trl_python(), ROOT / "runs/bench-data"
-    if not (folder / "long.jsonl").exists():
+    folder = ROOT / "runs/bench-data"
+    if not (folder / "prompts.jsonl").exists():
         subprocess.run([sys.executable, str(ROOT / "bench/data.py"), model, str(folder)], check=True)
-    wanted = set(a.only or [r.name for r in ROWS] + ["losses", "startup"])
+    wanted = set(a.only or [*offline, *online.NAMES, "losses", "startup"])
     results: dict[str, list] = {"rows": []}
+
+    def keep() -> None:
+        Path(a.out).parent.mkdir(parents=True, exist_ok=True)
+        Path(a.out).write_text(json.dumps(results, indent=1))
+
     if "startup" in wanted:
         results["startup"] = start_up()
+        keep()
     if "losses" in wanted:
-        results["losses"] = equal_losses(model, folder, trl)
+        results["losses"] = equal_losses(model, folder, trl_python())
+        keep()
     for row in ROWS:
         if row.name in wanted:
-            results["rows"].append(compare(row, model, folder, repeats=a.repeats, steps=a.steps, trl=trl))
+            results["rows"].append(compare(row, model, folder, repeats=a.repeats, steps=a.steps or 3, trl=trl_python()))
             r = results["rows"][-1]
             print(
                 f"{r['row']:12s} TRL {r['trl_s']:7.2f} s  Tether {r['tether_s']:7.2f} s  {r['ratio']:5.2f}x (first bar {r['want']}x)   "
                 f"memory {r['trl_mib']} -> {r['tether_mib']} MiB ({r['memory_ratio']:.2f})",
                 flush=True,
             )
-    Path(a.out).parent.mkdir(parents=True, exist_ok=True)
-    Path(a.out).write_text(json.dumps(results, indent=1))
+            keep()
+    setting = online.Setting(model, folder / "prompts.jsonl", a.prompts, a.group, a.completion, a.steps or 1, a.repeats, a.threads)
+    for name, measured in online.ROWS.items():
+        if name in wanted or (name == "grpo" and "grpo_sampling" in wanted):
+            for found in measured(setting):
+                results["rows"].append(found)
+                print("\n".join(online.lines(found)), flush=True)
+            keep()
     print(f"written: {a.out}")
 
 
