@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,6 +83,10 @@ def make_rewards(recipe: SamplingRecipe, run: Run, given: Sequence[Reward | Rewa
     parts: list[Reward | RewardFunction] = list(given or [])
     for entry in recipe.rewards:
         block = {"reward": entry} if isinstance(entry, str) else dict(entry)
+        if isinstance(block.get("local"), Mapping) and "model" not in block["local"]:
+            # The policy judges itself: a copy of it as the run starts.
+            own = {name: getattr(recipe, name) for name in ("model", "chat_template", "trust_remote_code")}
+            block["local"] = {**own, "precision": run.recorded("precision") or recipe.precision, **block["local"]}
         parts.append(reward(block.pop("reward"), **block))
     if not parts:
         raise UserError(

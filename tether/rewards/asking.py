@@ -16,6 +16,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from tether.errors import UserError
@@ -114,30 +115,80 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 _OPENER = urllib.request.build_opener(_NoRedirect)
 
 
+def local_model(
+    model: str,
+    *,
+    temperature: float = 1.0,
+    max_tokens: int = 128,
+    seed: int = 0,
+    slots: int = 16,
+    precision: str = "auto",
+    chat_template: str | None = None,
+    trust_remote_code: bool = False,
+) -> LocalModel:
+    """The model of this name (folder, hub id, GGUF file, "smollm2") as the one asked: a copy of its own, which no training moves.
+
+    `chat_template` is a Jinja file in place of the tokenizer's template; the other settings are those of `LocalModel` and of sampling.
+    """
+    import torch
+
+    from tether.codec import Codec
+    from tether.engines.local import LocalSampler
+    from tether.models import load_model
+    from tether.precision import choose
+
+    template = None
+    if chat_template is not None:
+        if not Path(chat_template).is_file():
+            raise UserError(
+                "there is no such template file", where=f"chat_template: {chat_template}", remedy="Give the path of a Jinja file."
+            )
+        template = Path(chat_template).read_text(encoding="utf-8")
+    loaded, tokenizer = load_model(model, trust_remote_code=trust_remote_code)
+    codec = Codec(tokenizer, template, generation_config=getattr(loaded, "generation_config", None))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    sampler = LocalSampler(loaded.to(device), codec, precision=choose(precision), slots=slots)
+    return LocalModel(sampler, codec, temperature=temperature, max_tokens=max_tokens, seed=seed)
+
+
 class LocalModel:
     """A model in this process as the one asked: a frozen snapshot, not the weights that are being trained.
 
     `sample` is a `LocalSampler` (or anything with its `sample(requests)`), `codec` the model's `Codec`. A reply depends on
-    the conversation, `seed` and how often it was asked in one call, so a resumed run hears the same.
+    the conversation, `seed` and how often it was asked in one call, so a resumed run hears the same. A question that leaves no room
+    for a reply gets none; `failures` lists the last of them.
     """
 
     computes = True
 
     def __init__(self, sampler: Any, codec: Any, *, temperature: float = 1.0, max_tokens: int = 128, seed: int = 0) -> None:
+        if max_tokens < 1:
+            raise UserError(f"a reply needs at least one token, got {max_tokens}", where="max_tokens")
         self.sampler, self.codec, self.seed = sampler, codec, seed
         self.temperature, self.max_tokens = temperature, max_tokens
+        self.failures: list[str] = []
 
     def __call__(self, conversations: Sequence[list[Message]]) -> list[str | None]:
         from tether.engines.local import Request
         from tether.engines.sampling import Sampling
 
         sampling = Sampling(max_new_tokens=self.max_tokens, temperature=self.temperature)
+        limit = getattr(self.sampler, "positions", None)
         seen: Counter[str] = Counter()  # the same question twice is two votes, with two seeds
-        requests = []
-        for conversation in conversations:
+        requests: dict[int, Request] = {}
+        for i, conversation in enumerate(conversations):
             key = hashlib.sha256(json.dumps(conversation).encode()).hexdigest()
             seen[key] += 1
-            requests.append(Request(self.codec.prompt_ids(conversation), sampling, 1, f"{self.seed}/{key}/{seen[key]}"))
-        completions = self.sampler.sample(requests)
-        by_request = {c.request: c for c in completions}
-        return [self.codec.decode(by_request[i].tokens) if i in by_request else None for i in range(len(requests))]
+            request = Request(self.codec.prompt_ids(conversation), sampling, 1, f"{self.seed}/{key}/{seen[key]}")
+            if limit is None or request.total <= limit:
+                requests[i] = request
+            else:
+                words = (
+                    f"a question of {len(request.prompt)} tokens leaves no room for {self.max_tokens} more in the judge's {limit} positions"
+                )
+                self.failures = [*self.failures[-19:], words]
+        places = list(requests)
+        replies: list[str | None] = [None] * len(conversations)
+        for completion in self.sampler.sample(list(requests.values())) if requests else ():
+            replies[places[completion.request]] = self.codec.decode(completion.tokens)
+        return replies

@@ -15,7 +15,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,8 @@ READY: dict[str, tuple[str, str]] = {
     "principles": ("tether.rewards.judge", "PrincipleJudge"),
     "vader": ("tether.rewards.vader", "VaderReward"),
 }
-ASKS = {"judge", "principles"}  # these take an endpoint's settings under `endpoint`
+ASKS = {"judge", "principles"}
+ASKERS = {"endpoint": "Endpoint", "local": "local_model"}  # whom these ask: a block of settings of that name
 TIMEOUT_S = 600.0
 OWN_CLOCK_S = 86_400.0  # for a whole step of a reward that limits each answer itself: a hard end for what hangs all the same
 
@@ -77,12 +78,29 @@ def reward(
     if spec == "cosine" and not callable(settings.get("correct")):
         inner = settings.get("correct", "math")
         settings["correct"] = reward(inner if isinstance(inner, str) else "math").function
-    if spec in ASKS and "endpoint" in settings:
-        from tether.rewards.asking import Endpoint
-
-        settings["ask"] = _made(Endpoint, f"{spec}: endpoint", dict(settings.pop("endpoint")))
+    if spec in ASKS:
+        settings["ask"] = _asker(spec, settings)
     whole_s = _clock(made, timeout_s, settings)
     return Reward(_made(made, spec, settings), name or spec, weight, whole_s)
+
+
+def _asker(spec: str, settings: dict[str, Any]) -> Any:
+    """Whom a judge asks: the one block of `ASKERS` among its settings, which is taken out of them."""
+    blocks = {name: settings.pop(name) for name in ASKERS if name in settings}
+    if len(blocks) + ("ask" in settings) != 1:
+        raise UserError(
+            f"reward {spec!r} asks one judge, and {'none' if not blocks else 'several'} {'is' if not blocks else 'are'} given",
+            where="rewards",
+            remedy="Give endpoint: {url: ..., model: ...} for a server, or local: {model: ...} for a frozen model in this process.",
+        )
+    if "ask" in settings:
+        return settings["ask"]
+    kind, block = next(iter(blocks.items()))
+    if not isinstance(block, Mapping):
+        raise UserError(
+            f"{kind} of reward {spec!r} is a block of settings, got {block!r}", where="rewards", remedy=f"{kind}: {{model: ...}}"
+        )
+    return _made(getattr(importlib.import_module("tether.rewards.asking"), ASKERS[kind]), f"{spec}: {kind}", dict(block))
 
 
 def _clock(kind: Callable[..., Any], timeout_s: float | None, settings: dict[str, Any]) -> float:
