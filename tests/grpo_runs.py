@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from tether.recipe import RECIPES, GRPORecipe
 from tether.run import Run
 from tether.token_batch import TokenBatch
 
-__all__ = ["PRESETS", "Train", "even", "gradients", "model", "moved", "odd", "rollout", "timeless", "train", "weights"]
+__all__ = ["PRESETS", "Train", "even", "finite", "gradients", "model", "moved", "odd", "rollout", "timeless", "train", "weights"]
 
 ALGORITHMS: dict[str, Any] = {"grpo": grpo, "ppo": ppo}
 PRESETS = ("reinforce", "rloo", "reinforce_pp", "grpo", "dr_grpo", "dapo", "gspo", "cispo")
@@ -64,3 +65,7 @@ def gradients(policy: Policy, recipe: GRPORecipe, batch: TokenBatch, advantages:
     grpo.updates(recipe, policy, loop, batch, advantages, old, ref, beta, **more)
     made: list[torch.Tensor] = loop.made
     return made
+
+
+def finite(run: Run) -> bool:
+    return all(math.isfinite(v) for m in run.metrics() for v in m.values() if isinstance(v, float))

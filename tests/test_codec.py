@@ -2,85 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import multiprocessing
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests import toy_text as toy
-from tests.toy_text import case_file, case_lines
-from tether import chat, conversations, preferences
-from tether.chat import Codec, encode_conversations, encode_preferences
+from tests.codec_cases import CHATML_CODEC, HERE, PLAIN_CODEC, case, chat_row, encode, said, same, trained_text, user, whole_text
+from tether.chat import Codec
 from tether.conversations import Conversation
 from tether.errors import UserError
-from tether.files import Loaded, Source
 
-HERE = Source("rows.jsonl", 1)
-
-
-def user(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
-
-
-def said(text: str) -> dict[str, str]:
-    return {"role": "assistant", "content": text}
-
-
-def chat_row(*messages: dict[str, str]) -> Any:
-    return Conversation(list(messages), None, None, None, HERE)  # type: ignore[arg-type]
-
-
-def trained_text(codec: Codec, example: Any) -> str:
-    (answer,), (mask,) = example.answers, example.trained
-    return codec.decode([t for t, on in zip(answer, mask, strict=True) if on], control=True)
-
-
-def same(codec: Codec, shown: str, wanted: str) -> bool:
-    """Equal text; a SentencePiece decoder drops one blank at the very start."""
-    if type(codec.tokenizer.backend_tokenizer.decoder).__name__ == "Sequence":
-        return shown.removeprefix(" ") == wanted.removeprefix(" ") or f" {shown}" == wanted
-    return shown == wanted
-
-
-def whole_text(codec: Codec, example: Any) -> str:
-    return codec.decode([*example.prompt, *example.answers[0]], control=True)
-
-
-def encode(codec: Codec, *rows: Any, **settings: Any) -> chat.Encoded:
-    settings = {"max_length": None, **settings}
-    return encode_conversations(Loaded(list(rows), [], "", ""), codec, **settings)
-
-
-# name -> (tokenizer, text around an answer in the template: (before, after), end token)
-CASES: dict[str, tuple[Any, tuple[str, str], str]] = {
-    "chatml": (lambda: toy.byte_tokenizer(toy.CHATML, eos="<|im_end|>"), ("", ""), "<|im_end|>"),
-    "chatml, other eos": (lambda: toy.byte_tokenizer(toy.CHATML), ("", ""), "<|im_end|>"),
-    "chatml with generation marks": (lambda: toy.byte_tokenizer(toy.CHATML_GENERATION), ("", ""), "<|im_end|>"),
-    "headers": (lambda: toy.byte_tokenizer(toy.HEADERS, bos="<|begin|>", adds_bos=True), ("", ""), "<|eot|>"),
-    "inst": (lambda: toy.byte_tokenizer(toy.INST, bos="<bos>", adds_bos=True), (" ", " "), "<|end|>"),
-    "turns": (lambda: toy.byte_tokenizer(toy.TURNS, bos="<bos>", adds_bos=True), ("", ""), "<end_of_turn>"),
-    "answer with a blank": (lambda: toy.byte_tokenizer(toy.ANSWER_BLANK), ("", ""), "<|end|>"),
-    "answer without a blank": (lambda: toy.byte_tokenizer(toy.ANSWER_NO_BLANK), (" ", ""), "<|end|>"),
-    "no marks": (lambda: toy.byte_tokenizer(toy.NO_MARKS), ("", ""), "<|end|>"),
-    "ignores the generation prompt": (lambda: toy.byte_tokenizer(toy.IGNORES_OPENING), ("", ""), "<|eot|>"),
-    "end mark that is not special": (toy.with_plain_end_mark, ("", ""), "<|stop|>"),
-    "sentencepiece": (lambda: toy.sentencepiece_tokenizer(toy.INST), (" ", " "), "</s>"),
-    "sentencepiece, plain lines": (lambda: toy.sentencepiece_tokenizer(toy.NO_MARKS), ("", ""), "</s>"),
-    "built in": (lambda: toy.byte_tokenizer(None), (" ", ""), "<|end|>"),
-    "sentencepiece, built in": (lambda: toy.sentencepiece_tokenizer(None), (" ", ""), "</s>"),
-}
-
-
-@pytest.fixture(params=CASES, ids=list(CASES))
-def case(request: pytest.FixtureRequest) -> tuple[Codec, tuple[str, str], str]:
-    make, around, end = CASES[request.param]
-    return Codec(make()), around, end
+__all__ = ["case"]  # fixtures
 
 
 def test_the_trained_span_is_the_answer_and_one_end_token(case: tuple[Codec, tuple[str, str], str]) -> None:
@@ -275,96 +207,6 @@ def test_what_follows_the_last_answer_is_left_out() -> None:
     assert whole_text(codec, example).endswith("Four.<|im_end|>")
 
 
-# -- templates that rewrite, refuse or lose ----------------------------------------------------------------------------
-
-
-def test_a_template_that_strips_earlier_thoughts_trains_only_the_last_turn_and_says_so() -> None:
-    codec = Codec(toy.byte_tokenizer(toy.STRIPS_THOUGHTS))
-    thought = "<think>\n2+2\n</think>\n\n"
-    row = chat_row(user("A"), said(thought + "Four."), user("B"), said(thought + "Nine."))
-    encoded = encode(codec, row)
-    assert [trained_text(codec, e) for e in encoded.examples] == [thought + "Nine.<|im_end|>"]
-    assert [(p.action, p.kind) for p in encoded.problems] == [("warn", "turn_not_trained")]
-    assert "turn 2" in encoded.problems[0].what
-    # In the prompt the earlier thought is gone, as it is when the model is asked.
-    assert codec.decode(encoded.examples[0].prompt, control=True).count("2+2") == 0
-    single = encode(codec, chat_row(user("A"), said(thought + "Four.")))
-    assert trained_text(codec, single.examples[0]) == thought + "Four.<|im_end|>"
-    assert single.problems == []
-    # Without a thought this template writes an empty one; the model would have to as well.
-    bare = encode(codec, chat_row(user("A"), said("Four.")))
-    assert trained_text(codec, bare.examples[0]) == "<think>\n\n</think>\n\nFour.<|im_end|>"
-
-
-def test_a_template_whose_generation_prompt_is_not_in_the_answer_is_refused_with_the_reason() -> None:
-    codec = Codec(toy.byte_tokenizer(toy.OPENS_THOUGHT))
-    encoded = encode(codec, chat_row(user("A"), said("Four.")))
-    assert encoded.examples == []
-    (problem,) = encoded.problems
-    assert (problem.action, problem.kind) == ("drop", "template_not_a_prefix")
-    assert "<think>" in problem.what
-    assert "template" in problem.remedy
-    with pytest.raises(UserError, match="does not continue its own generation prompt"):
-        codec.conversation(chat_row(user("A"), said("Four.")))
-
-
-def test_a_template_that_refuses_a_turn_drops_the_row_with_its_words() -> None:
-    codec = Codec(toy.byte_tokenizer(toy.TURNS, bos="<bos>"))
-    rows = [
-        chat_row({"role": "system", "content": "Be calm."}, user("A"), said("B")),
-        chat_row(user("A"), user("B"), said("C")),
-        chat_row(user("A"), said("B")),
-    ]
-    encoded = encode(codec, *rows)
-    assert len(encoded.examples) == 1
-    assert [(p.action, p.kind) for p in encoded.problems] == [("drop", "template_refuses")] * 2
-    assert "System role not supported" in encoded.problems[0].what
-    assert "alternate" in encoded.problems[1].what
-
-
-def test_no_turn_is_lost_in_silence() -> None:
-    middle = chat_row(user("A"), {"role": "system", "content": "Be brief."}, said("B"))
-    kept = encode(Codec(toy.byte_tokenizer(toy.CHATML)), middle)
-    assert "Be brief." in whole_text(Codec(toy.byte_tokenizer(toy.CHATML)), kept.examples[0])
-    lost = encode(Codec(toy.byte_tokenizer(toy.LOSES_SYSTEM)), middle)
-    assert lost.examples == []
-    assert [(p.action, p.kind) for p in lost.problems] == [("drop", "turn_lost")]
-    assert "turn 2 (system)" in lost.problems[0].what
-
-
-@pytest.mark.parametrize("bad, words", [("{% for m in %}", "refuses"), ("{{ messages[0]['content'] }}", "does not show")])
-def test_a_broken_template_is_refused_when_given_or_needed_and_never_by_plain_text(bad: str, words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        Codec(toy.byte_tokenizer(), bad)
-    codec = Codec(toy.byte_tokenizer(bad))
-    assert codec.decode(codec.prompt_ids("Hi")) == "Hi"
-    assert codec.end_ids == {codec.tokenizer.eos_token_id}
-    with pytest.raises(UserError, match=words):
-        codec.prompt_ids([user("Hi")])  # type: ignore[list-item]
-
-
-def test_a_given_template_replaces_the_tokenizer_s_and_stays_in_it() -> None:
-    tokenizer = toy.byte_tokenizer(toy.CHATML)
-    codec = Codec(tokenizer, toy.HEADERS)
-    assert "<|header|>assistant" in codec.decode(codec.prompt_ids([user("Hi")]), control=True)  # type: ignore[list-item]
-    assert tokenizer.chat_template == toy.HEADERS
-
-
-def test_without_a_template_messages_take_the_built_in_one_and_it_is_said_and_kept() -> None:
-    tokenizer = toy.byte_tokenizer()
-    codec = Codec(tokenizer)
-    assert codec.decode(codec.prompt_ids("Hi")) == "Hi"
-    assert (codec.notice, tokenizer.chat_template) == (None, None)
-    messages = [{"role": "system", "content": "Be calm."}, user("Hi"), said("Yes."), user("Why?")]
-    text = codec.decode(codec.prompt_ids(messages), control=True)  # type: ignore[arg-type]
-    assert text == "System: Be calm.\n\nUser: Hi\n\nAssistant: Yes.<|end|>\n\nUser: Why?\n\nAssistant:"
-    assert "no chat template" in str(codec.notice)
-    assert tokenizer.chat_template
-    assert Codec(tokenizer).prompt_ids(messages) == codec.prompt_ids(messages)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="no end token"):
-        Codec(toy.word_tokenizer(eos=None)).prompt_ids([user("w1")])  # type: ignore[list-item]
-
-
 # -- end tokens --------------------------------------------------------------------------------------------------------
 
 
@@ -408,7 +250,6 @@ TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cn"]), ma
 SPELLED = st.lists(st.one_of(TEXT, st.sampled_from(["<|end|>", "<|im_end|>", "<|im_start|>", " ", "\n", "assistant"])), max_size=5).map(
     "".join
 )
-CHATML_CODEC, PLAIN_CODEC = Codec(toy.byte_tokenizer(toy.CHATML)), Codec(toy.byte_tokenizer())
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -429,108 +270,3 @@ def test_a_batch_is_its_rows_one_by_one(pairs: list[tuple[str, str]]) -> None:
     assert [(e.prompt, e.answers, e.trained) for e in together] == [
         (x.prompt, x.answers, x.trained) for x in (CHATML_CODEC.conversation(r) for r in rows)
     ]
-
-
-# -- nothing is cached, nothing is forked ------------------------------------------------------------------------------
-
-
-def test_a_changed_template_tokenizer_limit_or_row_gives_fresh_tokens() -> None:
-    """There is no token cache: what is encoded follows from what is given, at each call."""
-    rows = [chat_row(user("A"), said("the sea was grey"))]
-
-    def ids(codec: Codec, rows: list[Any] = rows, limit: int | None = None) -> Any:
-        return [(e.prompt, e.answers) for e in encode(codec, *rows, max_length=limit).examples]
-
-    first = Codec(toy.byte_tokenizer(toy.CHATML))
-    same = Codec(toy.byte_tokenizer(toy.CHATML))
-    assert ids(first) == ids(same)
-    assert first.fingerprint == same.fingerprint
-    other_template = Codec(toy.byte_tokenizer(toy.CHATML.replace("assistant", "answerer")))
-    more_tokens = toy.byte_tokenizer(toy.CHATML)
-    more_tokens.add_tokens(["grey"])
-    other_tokenizer = Codec(more_tokens)
-    for other in (other_template, other_tokenizer):
-        assert ids(other) != ids(first)
-        assert other.fingerprint != first.fingerprint
-    assert Codec(toy.byte_tokenizer(toy.CHATML), control_text="parse").fingerprint != first.fingerprint
-    assert ids(first, limit=16) != ids(first)
-    assert ids(first, [chat_row(user("A"), said("the sea was calm"))]) != ids(first)
-
-
-def test_reading_and_encoding_start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise AssertionError("a process was started")
-
-    monkeypatch.setattr(multiprocessing.Process, "start", refuse)
-    monkeypatch.setattr(multiprocessing.context.SpawnProcess, "start", refuse)
-    loaded = preferences.load(str(case_file("prefs_weird")))
-    assert encode_preferences(loaded, CHATML_CODEC, max_length=200).examples
-
-
-@pytest.mark.slow
-def test_a_script_without_a_main_guard_works_under_spawn(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import multiprocessing\n"
-        "multiprocessing.set_start_method('spawn')\n"
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
-        "from tests.toy_text import CHATML, byte_tokenizer\n"
-        "from tether import preferences\n"
-        "from tether.chat import Codec, encode_preferences\n"
-        f"loaded = preferences.load({str(case_file('prefs_weird').resolve())!r})\n"
-        "encoded = encode_preferences(loaded, Codec(byte_tokenizer(CHATML)), max_length=200)\n"
-        "print('examples', len(encoded.examples))\n"
-    )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("examples") == 1
-
-
-# -- the handed chats --------------------------------------------------------------------------------------------------
-
-
-def chat_cases() -> list[tuple[int, dict[str, Any]]]:
-    return [(i, json.loads(line)) for i, line in enumerate(case_lines("sft_chats"), 1) if line.strip()]
-
-
-@pytest.mark.parametrize("line, row", chat_cases(), ids=lambda v: f"line {v}" if isinstance(v, int) else v["expect"][:30])
-@pytest.mark.parametrize("name", ["chatml", "headers", "no marks", "sentencepiece, built in"])
-def test_each_handed_chat_is_trained_on_its_answers_and_nothing_else(line: int, row: dict[str, Any], name: str) -> None:
-    """The answers of a row are its non-empty assistant turns; a row without one is not used, and named."""
-    make, (before, after), end = CASES[name]
-    codec = Codec(make())
-    loaded = conversations.load(str(case_file("sft_chats")))
-    answers = [m["content"] for m in row["messages"] if m["role"] == "assistant" and (m["content"] or "").strip()]
-    for train_on in ("assistant", "last"):
-        encoded = encode_conversations(loaded, codec, max_length=None, train_on=train_on)  # type: ignore[arg-type]
-        made = [e for e in encoded.examples if e.source is not None and e.source.line == line]
-        about = [p for p in [*loaded.problems, *encoded.problems] if p.source.line == line]
-        if not answers:
-            assert made == []
-            assert [p.action for p in about if p.action in ("drop", "reject")]
-            continue
-        wanted = answers if train_on == "assistant" else answers[-1:]
-        if "trim" in str(codec.tokenizer.chat_template):
-            wanted = [a.strip() for a in wanted]
-        assert len(made) == 1
-        assert same(codec, trained_text(codec, made[0]), "".join(before + a + after + end for a in wanted))
-        shown = "".join(whole_text(codec, made[0]).split())
-        last = max(i for i, m in enumerate(row["messages"]) if m["role"] == "assistant" and m["content"] in answers)
-        assert all("".join((m["content"] or "").split()) in shown for m in row["messages"][: last + 1])  # no turn is lost
-        if row["expect"].startswith("train on: "):
-            said_text = row["expect"].removeprefix("train on: ").rpartition(" + end mark")[0]
-            assert same(codec, trained_text(codec, made[0]), before + said_text + after + end)
-
-
-def test_the_handed_lengths_train_every_answer_token_and_the_end() -> None:
-    loaded = conversations.load(str(case_file("sft_lengths")))
-    assert loaded.problems == []
-    raw = [json.loads(line) for line in case_lines("sft_lengths") if line.strip()]
-    for name in ("chatml", "built in", "sentencepiece"):
-        codec = Codec(CASES[name][0]())
-        encoded = encode_conversations(loaded, codec, max_length=None)
-        assert encoded.problems == []
-        for example, row in zip(encoded.examples, raw, strict=True):
-            assert codec.decode(example.answers[0][:-1]).strip() == row["completion"]
-            assert example.answers[0][-1] == codec.tokenizer.eos_token_id
-            assert all(example.trained[0])

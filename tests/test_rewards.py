@@ -1,11 +1,8 @@
-"""Reward functions: any callable, one finite number per completion, and nothing that goes wrong becomes a zero."""
+"""All rewards of a step: what goes wrong is named and counted, sums and advantages are those worked by hand."""
 
 from __future__ import annotations
 
 import asyncio
-import builtins
-import functools
-import json
 import math
 import os
 import subprocess
@@ -17,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -26,204 +22,9 @@ from tether.errors import UserError
 from tether.reward import Reward, Rewards
 from tether.rollout import Rollout, View
 
-FILE = Path(os.environ.get("TETHER_CASES_REWARD_RETURNS") or Path(__file__).parent / "cases/reward_returns.jsonl")
-CASES = [json.loads(line) for line in FILE.read_text().splitlines() if line.strip()]
-
 
 def score(function: Any, n: int = 4, **columns: Any) -> list[float]:
     return Rewards([function]).score([f"q{i}" for i in range(n)], [f"a{i}" for i in range(n)], columns).totals
-
-
-# -- what a function may return ----------------------------------------------------------------------------------------
-
-
-def function_of(case: dict[str, Any]) -> Callable[..., Any]:
-    if "coroutine" in case:
-
-        async def handed(prompts: Any, completions: Any, **columns: Any) -> Any:
-            await asyncio.sleep(0)
-            return case["coroutine"]
-
-        return handed
-
-    def handed_plain(prompts: Any, completions: Any, **columns: Any) -> Any:
-        if "raises" in case:
-            name, _, text = case["raises"].partition(": ")
-            raise getattr(builtins, name, ValueError)(text)
-        return case["returns"]
-
-    handed_plain.__name__ = "handed"
-    return handed_plain
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.get("why", "")[:40])
-def test_handed_returns(case: dict[str, Any]) -> None:
-    n, expect = case["n"], case["expect"]
-    given = case.get("coroutine", case.get("returns"))
-    values, refusal = None, ""
-    try:
-        values = score(function_of(case), n)
-    except UserError as error:
-        refusal = str(error)
-    if values is not None:
-        assert "accept" in expect or "null" in expect or "unscored" in expect, f"accepted {given!r}"
-        wanted = [math.nan if v is None or not math.isfinite(v) else float(v) for v in given]
-        assert values == pytest.approx(wanted, nan_ok=True)
-        return
-    assert "error" in expect, f"refused: {refusal}"
-    assert "handed" in refusal  # the function
-    if isinstance(given, list) and len(given) != n:
-        assert str(n) in refusal
-        assert str(len(given)) in refusal
-    if "raises" in case:
-        assert case["raises"] in refusal
-    if "row" in expect:
-        assert "row 0" in refusal
-
-
-@pytest.mark.parametrize(
-    "returned, words",
-    [
-        ([1.0, 0.0, "1", 0.0], r"'1' for row 2"),
-        ([1.0, [0.0], 1.0, 0.0], r"\[0.0\] for row 1"),
-        ("1010", "'1010' where 4 numbers"),
-        (b"1010", "where 4 numbers"),
-        (np.float64(1.0), "a single value, where 4"),
-        (torch.tensor(1.0), "where 4 numbers"),
-        (np.zeros((4, 1)), "for row 0"),
-        (np.zeros(3), "3 values for 4"),
-        ((x for x in [1.0] * 4), "generator"),
-        ({1.0, 2.0, 3.0, 4.0}, "where 4 numbers"),
-        ({}, "parts need names"),
-        ({"a": [1.0]}, "f/a' returned 1 values for 4"),
-        ([1 + 2j] * 4, "which is not a number"),
-    ],
-)
-def test_what_is_no_list_of_numbers_is_refused(returned: Any, words: str) -> None:
-    def f(prompts: Any, completions: Any) -> Any:
-        return returned
-
-    with pytest.raises(UserError, match=words):
-        score(f)
-
-
-def test_a_list_of_coroutines_is_refused_and_none_is_left_waiting(recwarn: pytest.WarningsRecorder) -> None:
-    async def one() -> float:
-        return 1.0
-
-    with pytest.raises(UserError, match="coroutine"):
-        score(lambda prompts, completions: [one() for _ in completions])
-    assert not [w for w in recwarn if "never awaited" in str(w.message)]
-
-
-@pytest.mark.parametrize(
-    "returned", [(1, 0, 1, 0), np.array([1, 0, 1, 0]), torch.tensor([1.0, 0, 1, 0]), [np.float32(1), 0, torch.tensor(1), False]]
-)
-def test_arrays_and_their_numbers_are_numbers(returned: Any) -> None:
-    assert score(lambda prompts, completions: returned) == [1, 0, 1, 0]
-
-
-# -- which callables ---------------------------------------------------------------------------------------------------
-
-
-class Scorer:
-    def __init__(self, value: float = 1.0) -> None:
-        self.value = value
-
-    def method(self, prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
-        return [self.value] * len(completions)
-
-    async def later(self, prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
-        await asyncio.sleep(0.001)
-        return [self.value] * len(completions)
-
-    @classmethod
-    def of_class(cls, completions: list[str]) -> list[float]:
-        return [1.0] * len(completions)
-
-    @staticmethod
-    async def of_nothing(completions: list[str], **_: Any) -> list[float]:
-        return [1.0] * len(completions)
-
-
-class Callable_(Scorer):
-    def __call__(self, prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
-        return self.method(prompts, completions)
-
-
-class AsyncCallable(Scorer):
-    async def __call__(self, prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
-        return await self.later(prompts, completions)
-
-
-def weighted(prompts: list[str], completions: list[str], weight: float) -> list[float]:
-    return [weight] * len(completions)
-
-
-async def weighted_later(completions: list[str], weight: float, **_: Any) -> list[float]:
-    return [weight] * len(completions)
-
-
-KINDS = {
-    "lambda": (lambda prompts, completions, **_: [1.0] * len(completions), "lambda"),
-    "lambda, other names": (lambda p, c: [1.0] * len(c), "lambda"),
-    "lambda giving a coroutine": (lambda **kw: weighted_later(kw["completions"], 1.0), "lambda"),
-    "stars": (lambda *both: [1.0] * len(both[1]), "lambda"),
-    "bound method": (Scorer().method, "Scorer.method"),
-    "async bound method": (Scorer().later, "Scorer.later"),
-    "class method": (Scorer.of_class, "Scorer.of_class"),
-    "async static method": (Scorer.of_nothing, "of_nothing"),
-    "partial": (functools.partial(weighted, weight=1.0), "weighted"),
-    "async partial": (functools.partial(weighted_later, weight=1.0), "weighted_later"),
-    "partial of a method": (functools.partial(Scorer().method, extra=1), "Scorer.method"),
-    "partial of an async method": (functools.partial(Scorer().later, extra=1), "Scorer.later"),
-    "object": (Callable_(), "Callable_"),
-    "async object": (AsyncCallable(), "AsyncCallable"),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_callable_is_called_and_awaited(kind: str) -> None:
-    function, name = KINDS[kind]
-    rewards = Rewards([function])
-    assert rewards.score(["q"] * 3, ["a"] * 3).totals == [1.0] * 3
-    assert rewards.names == [name]
-    assert rewards.counters[name]["rows"] == 3
-    assert rewards.report()[f"reward/{name}/count/calls"] == 1
-    rewards.close()
-
-
-def test_a_coroutine_in_place_of_a_function_is_refused() -> None:
-    with pytest.raises(UserError, match="without"):
-        Rewards([weighted_later([], 1.0)])
-
-
-def test_a_function_gets_the_columns_it_names() -> None:
-    seen: dict[str, Any] = {}
-
-    def f(completions: list[str], answer: list[str], hint: str = "none", **more: Any) -> list[float]:
-        seen.update(answer=answer, hint=hint, more=more)
-        return [1.0] * len(completions)
-
-    score(f, 2, answer=["1", "2"], level=[3, 4])
-    assert seen == {"answer": ["1", "2"], "hint": "none", "more": {"prompts": ["q0", "q1"], "level": [3, 4]}}
-    with pytest.raises(UserError, match=r"needs 'answer'.*Did you mean answers.*level"):
-        score(lambda completions, answer: [1.0], 1, answers=["1"], level=[1])
-
-
-def test_async_functions_share_one_loop_over_all_steps() -> None:
-    loops = []
-
-    async def f(completions: list[str]) -> list[float]:
-        loops.append(asyncio.get_running_loop())
-        return [0.5] * len(completions)
-
-    rewards = Rewards([f, f])
-    for _ in range(3):
-        rewards.score(["q"], ["a"])
-    assert len(set(map(id, loops))) == 1
-    assert rewards.names == ["f", "f_2"]
-    rewards.close()
 
 
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
