@@ -52,7 +52,7 @@ class Speaker:
     """A model that answers: folder, hub name, GGUF file, adapter folder or "smollm2"."""
 
     def __init__(
-        self, name: str, *, precision: str = "auto", slots: int = 64, chat_template: str | None = None, trust_remote_code: bool = False
+        self, name: str, *, precision: str = "auto", slots: int = 128, chat_template: str | None = None, trust_remote_code: bool = False
     ) -> None:
         import torch
 
@@ -73,9 +73,14 @@ class Speaker:
     def answer(
         self, prompts: Sequence[Text], sampling: Sampling, *, n: int = 1, seed: int | str = 0, sources: Sequence[Source] | None = None
     ) -> list[Answer]:
-        """`n` answers to each prompt, in order. Answer i of prompt j depends on the prompt, the settings, the seed, i and j alone."""
-        requests = [Request(self.codec.prompt_ids(p), sampling, n=n, seed=f"{seed}/{j}") for j, p in enumerate(prompts)]
-        self._check_room(requests, sources)
+        """`n` answers to each prompt, in order. Answer i of prompt j depends on the prompt, the settings, the seed, i and j alone.
+
+        A prompt that cannot be asked is a UserError that points to its source, or to its number where it has none.
+        """
+        requests = []
+        for j, prompt in enumerate(prompts):
+            place = str(sources[j]) if sources else f"prompt {j + 1}"
+            requests.append(Request(self.codec.prompt_ids(prompt, place), sampling, n, f"{seed}/{j}", place))
         with Progress(len(requests) * n, f"answers of {self.name}") as progress:
             completions = self.sampler.sample(requests, _counting(progress, requests, self.sampler.end_ids))
         return [
@@ -90,18 +95,6 @@ class Speaker:
             )
             for c in completions
         ]
-
-    def _check_room(self, requests: Sequence[Request], sources: Sequence[Source] | None) -> None:
-        """Prompts that leave no room are refused by file and line, before anything is sampled."""
-        limit = self.sampler.positions
-        for i, request in enumerate(requests):
-            if limit is not None and request.total > limit:
-                raise UserError(
-                    f"a prompt of {len(request.prompt)} tokens and an answer of at most {request.sampling.max_new_tokens} exceed the "
-                    f"{limit} positions of {self.name}",
-                    where=str(sources[i]) if sources else f"prompt {i + 1}",
-                    remedy="Lower max_new_tokens, or shorten or remove the prompt.",
-                )
 
 
 def _counting(progress: Progress, requests: Sequence[Request], end_ids: Iterable[int]) -> Callable[[int, int, int], None]:

@@ -19,7 +19,6 @@ from tether.progress import Progress
 from tether.readers import read_rows
 from tether.rollout import view
 from tether.tasks import Task
-from tether.template import CannotRender
 
 SAMPLES, SETTINGS, RESULT = "samples.jsonl", "settings.json", "evaluation.json"
 
@@ -76,11 +75,12 @@ def sample(
     for j, task in enumerate(tasks):
         if j in finished:
             continue
-        ids = _prompt_ids(speaker.codec, task)
-        requests.append(Request(ids, sampling, n, f"{seed}/{j}", str(task.source)))
+        place = str(task.source)
+        ids = speaker.codec.prompt_ids(task.prompt, place)
+        requests.append(Request(ids, sampling, n, f"{seed}/{j}", place))
         whose.append((j, False))
         if greedy:
-            requests.append(Request(ids, replace(sampling, temperature=0.0), 1, f"{seed}/{j}", str(task.source)))
+            requests.append(Request(ids, replace(sampling, temperature=0.0), 1, f"{seed}/{j}", place))
             whose.append((j, True))
     out: list[Attempt] = []
     with Progress(sum(r.n for r in requests), f"answers of {speaker.name}") as progress:
@@ -104,13 +104,6 @@ def complete(made: Sequence[Attempt], n: int, greedy: bool) -> set[int]:
 def order(a: Attempt) -> tuple[int, bool, int]:
     """Tasks as they come; of each its samples, then the greedy answer."""
     return a.task, a.greedy, a.sample
-
-
-def _prompt_ids(codec: Codec, task: Task) -> list[int]:
-    try:
-        return codec.prompt_ids(task.prompt)
-    except CannotRender as error:
-        raise UserError(error.note.what, where=str(task.source), remedy=error.note.remedy) from None
 
 
 def _attempt(completion: Completion, request: Request, task: int, greedy: bool, codec: Codec) -> Attempt:

@@ -107,11 +107,18 @@ class Codec:
 
     # -- one at a time -------------------------------------------------------------------------------------------------
 
-    def prompt_ids(self, prompt: Text) -> list[int]:
-        """The prompt as the model sees it before it writes: with the generation prompt, and BOS at most once. Never empty."""
+    def prompt_ids(self, prompt: Text, where: str | None = None) -> list[int]:
+        """The prompt as the model sees it before it writes: with the generation prompt, and BOS at most once. Never empty.
+
+        A prompt that the template refuses is a UserError that points to `where`.
+        """
         if isinstance(prompt, str):
             return self.examples([Rendered(self.encoder.guard(prompt), [], "text", True)])[0].prompt
-        return self.examples([Rendered(self.template.prompt(self.encoder.guard(prompt)), [])])[0].prompt
+        try:
+            rendered = Rendered(self.template.prompt(self.encoder.guard(prompt)), [])
+        except CannotRender as error:
+            raise UserError(error.note.what, where=where, remedy=error.note.remedy) from None
+        return self.examples([rendered])[0].prompt
 
     def answer_ids(self, prompt: Text, answer: Text) -> list[int]:
         """The ids that follow `prompt_ids(prompt)` when the model answers so; the last one is the end token."""
