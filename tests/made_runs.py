@@ -123,7 +123,7 @@ def compared_folder(folder: Path) -> Path:
             },
             {"name": "Length", "unit": "tokens", "before": [33, 31, 35], "after": [59, 57, 61], "gain": [26, 24, 28]},
         ],
-        "runs": ["reward", "dpo"],
+        "runs": {"reward": "The reward model", "dpo": "DPO"},
         "seconds": {"reward model": 70.2, "DPO": 130.0},
     }
     (folder / "comparison.json").write_text(json.dumps(comparison), encoding="utf-8")

@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from tether import cli
-from tether.demo import story
-from tether.demo.sampled import Answered, Measure, lessons, measure
+from tether.demo import online, story
+from tether.demo.lessons import from_choices, from_practice
+from tether.demo.online import Trial
+from tether.demo.sampled import Answered, Measure, Side, measure
+from tether.demo.sizes import QUICK, TINY, Clock
 from tether.demo.world import DemoData, choice_probability, length_cost, read_rows, sentiment, true_taste
 from tether.errors import UserError
 from tether.report import report_html
@@ -96,8 +99,8 @@ def test_shipped_answers_are_fit_to_print() -> None:
 
 def test_true_score_is_sentiment_less_the_cost_of_length() -> None:
     """One answer 'good' (VADER 0.4404) of 10 tokens becomes one of 50: the true score falls by 10 x 0.04."""
-    before, after = [Answered("good", 10, True)] * 3, [Answered("good", 50, False)] * 3
-    found = measure(before, after, ([0.0] * 3, [1.0] * 3))
+    before = Side([Answered("good", 10, True)] * 3, scores=[0.0] * 3)
+    found = measure(before, Side([Answered("good", 50, False)] * 3, scores=[1.0] * 3))
     assert math.isclose(found["true"].before.value, 0.4404)
     assert math.isclose(found["true"].gain.value, -0.4)
     assert found["sentiment"].gain[:3] == (0, 0, 0)
@@ -131,9 +134,51 @@ def test_the_result_is_told_whatever_it_is(
     felt: tuple[float, float, float], length: tuple[float, float, float], true: tuple[float, float, float], said: str, unsaid: str
 ) -> None:
     measures = {"sentiment": made(*felt), "length": made(*length), "true": made(*true), "reward": made(1, 0.5, 1.5)}
-    words = " ".join(f["text"] for f in lessons(measures, (0.1, 0.6), 128))
+    words = " ".join(f["text"] for f in from_choices(measures, (0.1, 0.6), 128))
     assert re.search(said, words)
     assert not re.search(unsaid, words)
+
+
+def test_answers_to_one_prompt_count_as_one() -> None:
+    """Two prompts with two answers each: (1, 3) and (5, 7) are the means 2 and 6."""
+    side = Side([Answered("", n, True) for n in (1, 3, 5, 7)], 2, scores=[0.0, 1.0, 2.0, 3.0])
+    assert side.values("length") == [2, 6]
+    assert side.values("reward") == [0.5, 2.5]
+
+
+def side(reward: float, tokens: int, kl: float) -> Side:
+    """20 prompts whose values differ a little, so that intervals have a width."""
+    return Side([Answered("good", tokens + i % 2, True) for i in range(20)], 1, [reward + 0.01 * (i % 3) for i in range(20)], [kl] * 20)
+
+
+@pytest.mark.parametrize(
+    "free, tied, said, unsaid",
+    [
+        ((1.0, 62, 9.0), (0.6, 38, 2.0), "no tether.*reward hacking.*kept it from", "cost more"),
+        ((1.0, 38, 9.0), (0.6, 62, 2.0), "tethered.*reward hacking.*cost more than it kept", "kept it from"),
+        ((1.0, 38, 9.0), (0.6, 38, 2.0), "No difference that stands out", "hacking|kept it from|cost more"),
+    ],
+)
+def test_what_the_tether_did_is_told_whatever_it_is(
+    free: tuple[float, int, float], tied: tuple[float, int, float], said: str, unsaid: str
+) -> None:
+    sides = {Trial("grpo", False): side(*free), Trial("grpo", True): side(*tied)}
+    words = " ".join(f["text"] for f in from_practice(side(0.0, 30, 0.0), sides))
+    assert re.search(said, words)
+    assert not re.search(unsaid, words)
+
+
+def test_the_trials_differ_in_the_tether_alone(tmp_path: Path) -> None:
+    free, tied = (online.settings(Trial("grpo", t), tmp_path, tmp_path, tmp_path, QUICK, 0) for t in (False, True))
+    assert {k for k in free | tied if free.get(k) != tied.get(k)} == {"beta", "watch_kl"}
+    assert (free["beta"], tied["beta"]) == (0, online.TETHER)
+
+
+def test_time_left_follows_the_pace_of_this_machine() -> None:
+    clock = Clock({"a": 10.0, "b": 20.0, "c": 30.0})
+    assert clock.left() == 60
+    clock.took |= {"fetching": 500.0, "a": 20.0}
+    assert clock.left() == 100
 
 
 # The story --------------------------------------------------------------------------------------------------------------------
@@ -169,26 +214,44 @@ def test_tiny_demo_goes_the_whole_road(told: Path) -> None:
         assert (told / run / "model" / "model.safetensors").is_file()
         assert not (told / run / "checkpoints").exists()
     held_out = json.loads((told / "reward" / "summary.json").read_text())["held_out"]
-    assert held_out["accuracy"]["n"] == story.TINY.test_pairs
-    assert json.loads((told / "reward" / "summary.json").read_text())["prompts"] == story.TINY.reward_pairs
-    assert json.loads((told / "dpo" / "summary.json").read_text())["pairs"] == story.TINY.pairs
+    assert held_out["accuracy"]["n"] == TINY.test_pairs
+    assert json.loads((told / "reward" / "summary.json").read_text())["prompts"] == TINY.reward_pairs
+    assert json.loads((told / "dpo" / "summary.json").read_text())["pairs"] == TINY.pairs
+    for trial in online.trials(TINY.methods):
+        assert json.loads((told / trial.folder / "summary.json").read_text())["steps"] == TINY.steps
+        metrics = [json.loads(line) for line in (told / trial.folder / "metrics.jsonl").read_text().splitlines()]
+        assert all({"rewards/model/mean", "rewards/true_score/mean", "objective/kl"} <= set(row) for row in metrics)
+        assert all(math.isclose(row["reward"], row["rewards/model/mean"]) for row in metrics)  # the true score only watches
 
 
 def test_tiny_demos_numbers_follow_from_its_samples(told: Path) -> None:
     comparison = json.loads((told / "comparison.json").read_text())
     rows = [json.loads(line) for line in (told / "samples.jsonl").read_text().splitlines()]
-    assert len(rows) == story.TINY.prompts
+    assert len(rows) == TINY.prompts * TINY.samples
     names = {"Sentiment": "sentiment", "True score": "true score", "Length": "tokens", "Reward model's score": "reward model"}
     for m in comparison["measures"]:
         before, after = ([row[side]["numbers"][names[m["name"]]] for row in rows] for side in ("before", "after"))
         assert math.isclose(m["before"][0], sum(before) / len(before), abs_tol=1e-3)
         assert math.isclose(m["gain"][0], sum(after) / len(after) - sum(before) / len(before), abs_tol=1e-3)
         assert m["gain"][1] <= m["gain"][0] <= m["gain"][2]
+    ends = {m["name"]: m["values"] for m in comparison["practice"]["measures"]}
+    for trial in online.trials(TINY.methods):
+        lengths = [row[trial.name]["numbers"]["tokens"] for row in rows]
+        assert math.isclose(ends["Length"][trial.name][0], sum(lengths) / len(lengths), abs_tol=1e-3)
+        far = sum(row[trial.name]["numbers"]["nats from the start"] for row in rows) / len(rows)
+        assert math.isclose(ends["Distance from the start"][trial.name][0], math.sqrt(max(far, 0)), abs_tol=2e-3)
+    assert sum(row["before"]["numbers"]["nats from the start"] for row in rows) == pytest.approx(0, abs=1e-2)
 
 
 def test_tiny_demos_page_tells_all_three_parts(told: Path) -> None:
     page = (told / "report.html").read_text()
-    for part in ("The result", "Preference optimisation (dpo)", "Reward model", "Where the margin comes from", "Answers before and after"):
+    for part in (
+        "Learning from the choices: DPO",
+        "with and without a tether",
+        "PPO, tethered",
+        "Where the margin comes from",
+        "On the way there",
+    ):
         assert part in page
     assert page == report_html(told)
 

@@ -130,12 +130,6 @@ def weighted_sum(reward_matrix: Tensor, weights: Tensor) -> Tensor:
     return torch.where(scored.any(1), total, torch.nan)
 
 
-def frac_reward_zero_std(rewards: Tensor, group_ids: Tensor) -> float:
-    """Share of groups that carry no signal: scored rows all equal up to rounding, or fewer than two of them."""
-    groups = _groups(rewards, group_ids)
-    return sum(all_equal(full_precision(rewards[rows])) for rows in groups) / max(len(groups), 1)
-
-
 def _without_equal_groups(advantages: Tensor, rewards: Tensor, group_ids: Tensor) -> Tensor:
     out = advantages.clone()
     for rows in _groups(rewards, group_ids):

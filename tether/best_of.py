@@ -16,7 +16,7 @@ from typing import Any
 from tether import stats
 from tether.answers import Answer, same_question
 from tether.errors import UserError
-from tether.judges import Judge, ScoreJudge, Scores, make_judge
+from tether.judges import Judge, ScoreJudge, Scores, finite, make_judge
 from tether.messages import Text, assistant
 from tether.reward import Rewards
 from tether.rewards.functions import READY
@@ -71,12 +71,8 @@ class Remembered:
             found = list(self.scores([prompts[i] for i in wanted], [answers[i] for i in wanted]))
             if len(found) != len(wanted):
                 raise UserError(f"the scorer returned {len(found)} scores for {len(wanted)} answers", remedy="Return one for each.")
-            self.known |= {keys[i]: _finite(s) for i, s in zip(wanted, found, strict=True)}
+            self.known |= {keys[i]: finite(s) for i, s in zip(wanted, found, strict=True)}
         return [self.known[key] for key in keys]
-
-
-def _finite(score: float | None) -> float | None:
-    return float(score) if score is not None and math.isfinite(score) else None
 
 
 def make_scorer(

@@ -35,7 +35,7 @@ class Block:
         x = hidden_states[0]
         device = x.device.type
         compute = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-        rules = Rules(attention.scaling, window=_WINDOW[type(layer).__name__](attention) or None)
+        rules = Rules(attention.scaling, window=window_of(layer) or None)
         plan = current_plan(rules.window)
 
         x, h = _norm(x, layer.input_layernorm, compute)
@@ -81,10 +81,16 @@ class Block:
 
 def blocks_for(decoder: nn.Module, casts: Casts) -> dict[nn.Module, Block]:
     """A block for each layer that is recognised; which numbers they give is for the caller to check."""
-    return {layer: Block(layer, casts) for layer in decoder.modules() if _recognised(layer)}
+    return {layer: Block(layer, casts) for layer in decoder.modules() if recognised(layer)}
 
 
-def _recognised(layer: Any) -> bool:
+def window_of(layer: Any) -> int | None:
+    """How many keys a query of a recognised layer sees, where it does not see all."""
+    return _WINDOW[type(layer).__name__](layer.self_attn)
+
+
+def recognised(layer: Any) -> bool:
+    """Whether the layer is of the pattern."""
     if type(layer).__name__ not in _WINDOW or type(layer).__module__.split(".")[0] != "transformers":
         return False
     attention, mlp = layer.self_attn, layer.mlp

@@ -70,10 +70,10 @@ class ScoreJudge:
                 f"judge '{self.name}' returned {len(both)} scores for {2 * len(prompts)} answers", remedy="Return one for each."
             )
         pairs = zip(both[: len(prompts)], both[len(prompts) :], strict=True)
-        return [_by_score(_finite(a), _finite(b), self.margin) for a, b in pairs]
+        return [_by_score(finite(a), finite(b), self.margin) for a, b in pairs]
 
 
-def _finite(score: float | None) -> float | None:
+def finite(score: float | None) -> float | None:
     return float(score) if score is not None and math.isfinite(score) else None
 
 

@@ -19,7 +19,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,12 +33,6 @@ from tether.recipe import TrainRecipe
 from tether.run import Run
 from tether.step import Diverged, Update
 from tether.trackers import Trackers
-
-
-class Trainable(Protocol):
-    """What the loop needs of a policy or a reward model."""
-
-    def parameters(self) -> Mapping[str, torch.nn.Parameter]: ...
 
 
 class Interrupted(Exception):
@@ -144,12 +138,15 @@ class Loop:
         while self.step < self.total_steps:
             self._began = time.perf_counter()
             yield self.step
-            if self.step % self.recipe.save_steps == 0 or self.step == self.total_steps:
+            if self.recipe.keep_checkpoints and (self.step % self.recipe.save_steps == 0 or self.step == self.total_steps):
                 self._save()
             if self.interrupt.requested and self.step < self.total_steps:
                 self._save()
                 raise Interrupted(f"stopped at step {self.step} of {self.total_steps}; continue with: tether resume {self.run.folder}")
-        self._save()
+        if self.recipe.keep_checkpoints:
+            self._save()
+        else:
+            self._refuse_broken_weights()
 
     def rows(self) -> list[int]:
         """Indices of the rows that make up this optimiser step."""
@@ -198,7 +195,7 @@ class Loop:
     def _save(self) -> None:
         if self._saved_at != self.step:
             self._refuse_broken_weights()
-            save_checkpoint(self.run, self.step, self.model, self.update, self.state, keep=self.recipe.keep_checkpoints)
+            save_checkpoint(self.run, self.step, self.model, self.update, self.state, keep=max(1, self.recipe.keep_checkpoints))
             self._saved_at = self.step
 
     def _refuse_broken_weights(self) -> None:

@@ -15,7 +15,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Mode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 StdKind = Literal["sample", "population"]
 
 # Each mode with what it does to the signal; the first is the default of SFT and RL.

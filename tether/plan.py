@@ -315,7 +315,8 @@ def _changes(
 def _disk(recipe: TrainRecipe, size: Size) -> float:
     """Checkpoints (weights and optimiser; one more while the newest is written) and the result."""
     stored = size.trainable if size.adapter else size.parameters
-    return FLOAT * (stored + 2 * size.trainable) * (recipe.keep_checkpoints + 1) + FLOAT * stored
+    checkpoints = recipe.keep_checkpoints + 1 if recipe.keep_checkpoints else 0  # one more while the newest is being written
+    return FLOAT * (stored + 2 * size.trainable) * checkpoints + FLOAT * stored
 
 
 def _note_load(notes: list[str]) -> None:

@@ -29,6 +29,8 @@ SHOWN = {
     "displacement/chosen": "chosen",
     "grad_norm": "grad norm",
 }
+# The first of many things done side by side says nothing of the rest: no time left is shown until one of the two is reached: seconds, share done.
+SOON_S, EARLY = 20.0, 0.02
 _open: list[Progress] = []  # the bars on the screen, innermost last
 
 
@@ -105,7 +107,10 @@ class Progress:
         done = step - self.start
         if not self.total or done < 1 or step >= self.total:
             return ""
-        return f"{duration((time.monotonic() - self._began) / done * (self.total - step))} left"
+        took = time.monotonic() - self._began
+        if took < SOON_S and done < EARLY * self.total:
+            return ""
+        return f"{duration(took / done * (self.total - step))} left"
 
 
 def describe(metrics: Mapping[str, Any], limit: int = 4) -> str:

@@ -60,7 +60,7 @@ class SamplingRecipe(TrainRecipe):
         default=1.0, description="Spread of the sampling; higher explores more. The log-probs are worked out at the same temperature."
     )
     sampling_slots: Count = Field(
-        default=64, description="Answers sampled side by side; more is faster and takes more memory for keys and values."
+        default=128, description="Answers sampled side by side; more is faster and takes more memory for keys and values."
     )
     updates_per_batch: Count = Field(default=1, description="Passes over each batch of samples; more reuses them and leans on the clip.")
     mini_batches: Count = Field(

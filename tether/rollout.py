@@ -203,17 +203,8 @@ def groups(rollouts: Iterable[Rollout]) -> list[list[Rollout]]:
 
 
 def group_example(group: Sequence[Rollout]) -> Example:
-    """The group as the engine eats it: its prompt once, the sampled ids of every attempt. `extra["rollouts"]` keeps the group."""
-    first = group[0]
-    answers, trained = [list(r.tokens) for r in group], [list(r.trained) for r in group]
-    return Example(list(first.prompt_ids), answers, trained, first.source, {"rollouts": list(group)})
-
-
-def write(path: str | Path, rollouts: Iterable[Rollout]) -> None:
-    """One line of JSON for each, appended. In a run use `run.append(rollout.FILE, step, [r.row() for r in rollouts])`."""
-    with open(path, "a", encoding="utf-8") as file:
-        for rollout in rollouts:
-            file.write(json.dumps(rollout.row(), ensure_ascii=False, allow_nan=False) + "\n")
+    """The group as the engine eats it: its prompt once, the sampled ids of every attempt."""
+    return Example(list(group[0].prompt_ids), [r.tokens for r in group], [r.trained for r in group], group[0].source)
 
 
 def read(path: str | Path) -> Iterator[Rollout]:

@@ -189,21 +189,6 @@ def pearson(a: Numbers, b: Numbers) -> float | None:
     return float(np.clip((x @ y) / math.sqrt(float(x @ x) * float(y @ y)), -1, 1))
 
 
-def spearman(a: Numbers, b: Numbers) -> float | None:
-    """Rank correlation; ties share their average rank.
-
-    >>> spearman([1, 2, 3], [10, 100, 1000])
-    1.0
-    """
-    return pearson(ranks(a), ranks(b))
-
-
-def ranks(values: Numbers) -> np.ndarray:
-    """Ranks from 1, ties at their average: [3, 1, 3] -> [2.5, 1, 2.5]."""
-    _, inverse, counts = np.unique(_array(values, least=0), return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
-
-
 def calibration_bins(
     predicted: Numbers, happened: Sequence[bool] | Numbers, *, bins: int = 10, low: float = 0.0, high: float = 1.0
 ) -> list[dict[str, Any]]:

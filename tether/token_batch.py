@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tether.batch import Example
 from tether.packing import Packed, micro_batches, pack
-from tether.rollout import Rollout
+from tether.rollout import Rollout, group_example
 from tether.token_rows import to_rows
 
 Device = torch.device | str
@@ -87,7 +87,7 @@ def token_batch(groups: Sequence[Sequence[Rollout]], *, mask_truncated: bool = F
             logps[row, :n] = torch.tensor([x for x, t in zip(rollouts[row].logps, rollouts[row].trained, strict=True) if t])
         if active:
             answers = [rollouts[row] for row in active]
-            examples.append(Example(list(group[0].prompt_ids), [r.tokens for r in answers], [r.trained for r in answers], group[0].source))
+            examples.append(group_example(answers))
             rows.append(active)
             sizes.append(len(group))
         start += len(group)

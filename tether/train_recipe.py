@@ -115,7 +115,9 @@ class TrainRecipe(Settings):
     save_steps: Count = Field(
         default=50, description="Save a checkpoint every so many steps; smaller loses less when interrupted and writes more."
     )
-    keep_checkpoints: Count = Field(default=2, description="How many of the newest checkpoints stay on disk.")
+    keep_checkpoints: Whole = Field(
+        default=2, description="How many of the newest checkpoints stay on disk; 0 writes none but on Ctrl-C, so a crash loses the run."
+    )
     log_every: Count = Field(
         default=1,
         description="Print a line every so many steps when the output is not a terminal; the run directory always gets every step.",

@@ -22,7 +22,7 @@ from tether.batch import Example
 from tether.chat import encode_feedback
 from tether.errors import UserError
 from tether.loop import Loop, Tally
-from tether.losses.kto import kto_baseline, kto_loss
+from tether.losses.kto import class_balance, kto_baseline, kto_loss
 from tether.packing import micro_batches, pack
 from tether.policy import Policy
 from tether.recipe import DPORecipe
@@ -107,7 +107,7 @@ def check_labels(recipe: DPORecipe, examples: Sequence[Example], run: Run) -> No
     good = sum(bool(e.extra["label"]) for e in examples)
     bad = len(examples) - good
     if good and bad:
-        ratio = recipe.desirable_weight * good / (recipe.undesirable_weight * bad)
+        ratio = class_balance(good, bad, recipe.desirable_weight, recipe.undesirable_weight)
         if not 1 <= ratio <= 4 / 3:
             words = (
                 f"{good} good and {bad} bad rows weigh {ratio:.2f} to 1; the paper keeps desirable_weight x good / "

@@ -54,7 +54,7 @@ def evaluate(
     top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens that together reach this probability.")] = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="End at this text; may be given several times.")] = None,
     seed: Annotated[int, typer.Option(help="Decides the samples and the bootstrap.")] = 0,
-    slots: Annotated[int, typer.Option(help="Answers computed at once.")] = 64,
+    slots: Annotated[int, typer.Option(help="Answers computed at once.")] = 128,
     on_bad_rows: Annotated[str, typer.Option(help="refuse, or drop rows without a question or a gold answer.")] = "refuse",
     as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
     precision: Annotated[str, typer.Option(help="auto, bf16 or fp32.")] = "auto",

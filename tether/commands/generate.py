@@ -49,7 +49,7 @@ def generate(
     repetition_penalty: RepetitionPenalty = 1.0,
     stop: Stop = None,
     seed: Annotated[int, typer.Option(help="An answer depends on its prompt, the settings and this, not on its neighbours.")] = 0,
-    slots: Annotated[int, typer.Option(help="Answers computed at once.")] = 64,
+    slots: Annotated[int, typer.Option(help="Answers computed at once.")] = 128,
     on_bad_rows: Annotated[str, typer.Option(help="refuse, or drop rows that hold no usable prompt.")] = "refuse",
     precision: Precision = "auto",
     trust_remote_code: Trust = False,

@@ -53,7 +53,7 @@ def settings(trial: Trial, model: Path, prompts: Path, judge: Path, size: Size, 
         "learning_rate": size.online_rate,
         "lr_scheduler": "constant",
         "beta": TETHER if trial.tethered else 0.0,
-        "save_steps": 1000,
+        "keep_checkpoints": 0,  # nobody continues a run of the demo, and a checkpoint is three times the size of the model
         "trackers": [],
         "seed": seed,
     }
@@ -62,7 +62,8 @@ def settings(trial: Trial, model: Path, prompts: Path, judge: Path, size: Size, 
     if trial.method == "grpo":
         out["kl_in"] = "reward"  # as PPO has it: the cost is part of what is earned
     else:
-        out |= {"updates_per_batch": 1, "critic_learning_rate": 10 * size.online_rate}
+        # A critic with so few steps knows little yet: all trust goes to what was earned.
+        out |= {"updates_per_batch": 1, "lam": 1.0, "critic_learning_rate": 10 * size.online_rate}
     return out
 
 

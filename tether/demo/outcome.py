@@ -53,7 +53,7 @@ def outcome(folder: Path, sides: Mapping[str, Side], trials: Sequence[Trial], to
         "findings": from_choices(measures, (before.cut, after.cut), n),
         "practice": practice(folder, before, {t: sides[t.name] for t in trials}, size),
         "samples_shown": 3,
-        "runs": ["reward", "dpo", *(t.folder for t in trials)],
+        "runs": {"reward": "The reward model", "dpo": "DPO", **{t.folder: t.name for t in trials}},
     }
 
 
@@ -61,8 +61,7 @@ def practice(folder: Path, start: Side, sides: Mapping[Trial, Side], size: Size)
     named: dict[str, Side] = {START: start, **{t.name: side for t, side in sides.items()}}
     ends = [
         {"name": name, "unit": unit, "values": {who: list(stats.mean_interval(s.values(key))[:3]) for who, s in named.items()}}
-        for key, (name, unit) in UNITS.items()
-        if key != "sentiment"
+        for key, (name, unit) in ((k, UNITS[k]) for k in ("reward", "true", "length"))
     ]
     roots = {t.name: [_root(x) for x in stats.mean_interval(s.values("kl"))[:3]] for t, s in sides.items()}
     ends.append({"name": "Distance from the start", "unit": "square root of KL, nats", "values": roots})

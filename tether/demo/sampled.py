@@ -157,12 +157,17 @@ def measure(before: Side, after: Side) -> dict[str, Measure]:
 
 
 def sample_rows(prompts: Sequence[Any], sides: dict[str, Side]) -> list[dict[str, Any]]:
-    """Rows of samples.jsonl: the first answer of every model to each prompt."""
+    """Rows of samples.jsonl: the first answer of every model to each prompt, then the second ones, and so on."""
 
-    def told(side: Side, i: int) -> dict[str, Any]:
-        a, score = side.answers[i * side.samples], side.scores[i * side.samples]
-        felt = sentiment(a.text)
-        numbers = {"sentiment": felt, "tokens": a.tokens, "true score": felt - length_cost(a.tokens), "reward model": score}
+    def told(side: Side, at: int) -> dict[str, Any]:
+        a, felt = side.answers[at], sentiment(side.answers[at].text)
+        numbers = {"sentiment": felt, "tokens": a.tokens, "true score": felt - length_cost(a.tokens)}
+        numbers |= {"reward model": side.scores[at], "nats from the start": side.kl[at]}
         return {"text": a.text, "ended": a.ended, "numbers": {k: round(v, 4) for k, v in numbers.items()}}
 
-    return [{"prompt": p[-1]["content"], **{name: told(side, i) for name, side in sides.items()}} for i, p in enumerate(prompts)]
+    n = next(iter(sides.values())).samples
+    places = [(i, sample) for sample in range(n) for i in range(len(prompts))]
+    return [
+        {"prompt": prompts[i][-1]["content"], "sample": sample, **{name: told(side, i * n + sample) for name, side in sides.items()}}
+        for i, sample in places
+    ]

@@ -48,8 +48,8 @@ FULL = Size(
     reward_rate=5e-5,
     dpo_rate=2e-5,
     methods=("grpo", "ppo"),
-    steps=10,
-    batch_online=48,
+    steps=12,
+    batch_online=40,
     online_rate=3e-5,
     seconds={
         "reward model": 73,
@@ -73,7 +73,7 @@ QUICK = Size(
     dpo_rate=2e-5,
     methods=("grpo",),
     steps=5,
-    batch_online=48,
+    batch_online=40,
     online_rate=3e-5,
     seconds={"reward model": 73, "DPO": 131, "GRPO, no tether": 66, "GRPO, tethered": 64, "answers and scores": 95},
 )

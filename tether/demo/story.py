@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -105,7 +104,8 @@ def tell(folder: Path, *, size: Size = FULL, seed: int = 0) -> Path:
         asked = {"samples": size.samples, "max_new_tokens": size.limit, "seed": seed}
         answers = {name: answer_prompts(m, prompts, title=titles.get(name, f"{name}: answers"), **asked) for name, m in models.items()}
         scores = score_with_reward_model(judge, prompts, list(answers.values()))
-        gaps = distances(model, prompts, list(answers.values()))
+        # The start is no distance from itself.
+        gaps = [[0.0] * len(answers["before"]), *distances(model, prompts, [side for name, side in answers.items() if name != "before"])]
         sides = {name: Side(answers[name], size.samples, s, g) for name, s, g in zip(answers, scores, gaps, strict=True)}
 
     # 5. What came of it.
@@ -166,7 +166,7 @@ def reward_settings(model: Path, data: DemoData, size: Size, seed: int) -> dict[
         "batch_size": size.batch,
         "learning_rate": size.reward_rate,
         "warmup_steps": 3,  # the head is fresh
-        "save_steps": 1000,
+        "keep_checkpoints": 0,  # nobody continues a run of the demo, and a checkpoint is three times the size of the model
         "trackers": [],
         "seed": seed,
     }
@@ -179,7 +179,7 @@ def dpo_settings(model: Path, data: DemoData, size: Size, seed: int) -> dict[str
         "batch_size": size.batch,
         "learning_rate": size.dpo_rate,
         "displacement_warn_steps": 10,
-        "save_steps": 1000,
+        "keep_checkpoints": 0,  # nobody continues a run of the demo, and a checkpoint is three times the size of the model
         "trackers": [],
         "seed": seed,
     }
@@ -194,8 +194,6 @@ def trained(command: str, folder: Path, settings: dict[str, Any]) -> None:
     algorithm = importlib.import_module(f"tether.algorithms.{'reward_model' if command == 'reward' else command}")
     with Run.create(folder, recipe, command) as run:
         algorithm.train(recipe, run)
-    # Nobody continues a finished run of the demo, and a checkpoint is three times the size of the model.
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
 def show(comparison: dict[str, Any], rows: list[dict[str, Any]], trials: Sequence[Trial]) -> None:

@@ -12,9 +12,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from tether.engines.joined import joinable
 from tether.engines.kv import IMPLEMENTATION, Unsupported
+from tether.engines.linear import can_pack
 from tether.engines.runners import Entering, PlainRunner, Runner, SlotRunner
-from tether.engines.working_copy import Kind, can_pack, working_copy
+from tether.engines.working_copy import Kind, working_copy
 
 Precision = Literal["fp32", "bf16"]
 # What a model may raise when it is run in a way it was not written for.
@@ -55,6 +57,11 @@ def fit(model: nn.Module, precision: Precision) -> tuple[Fit, SlotRunner | None]
     if precision == "fp32":
         return Fit(True, "shared", None, bytes_per_token, beyond), shared
     kinds: list[Kind] = ["packed", "cast", "whole"] if can_pack(_device(model)) else ["cast", "whole"]
+    if any(joinable(m) for m in model.modules()):
+        # One layer in the model's own type shows whether the formulas are the layer's: bfloat16 would hide a small mistake.
+        one = SlotRunner(working_copy(model, "one_joined", IMPLEMENTATION))
+        if _differs(one, prompts, expected, _tolerance(model)) is None:
+            kinds.insert(0, "joined")
     problems = []
     for kind in kinds:
         runner = SlotRunner(working_copy(model, kind, IMPLEMENTATION), torch.bfloat16)

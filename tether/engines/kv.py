@@ -194,15 +194,20 @@ def attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The function transformers calls; the step of the moment says what is what in the stream."""
-    step = _step.get()
-    if step is None:
-        raise RuntimeError("attention over slots was called outside a sampling step")
+    step = current_step()
     if not getattr(module, "is_causal", True) or attention_mask is not None:
         raise Unsupported("its attention is not causal" if attention_mask is None else "it brings an attention mask of its own")
     if kwargs.get("s_aux") is not None or kwargs.get("position_bias") is not None:
         raise Unsupported("its attention has sinks or a position bias")
     rules = Rules(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap)
     return step.attend(module, query, key, value, rules), None
+
+
+def current_step() -> Step:
+    step = _step.get()
+    if step is None:
+        raise RuntimeError("attention over slots was called outside a sampling step")
+    return step
 
 
 @contextlib.contextmanager

@@ -105,7 +105,7 @@ class LocalSampler:
         ends: Any | Collection[int],
         *,
         precision: Precision,
-        slots: int = 64,
+        slots: int = 128,
         cache_tokens: int | None = None,
         prefill_tokens: int = 4096,
     ) -> None:

@@ -11,28 +11,34 @@ import copy
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
+from torch import nn
 
+from tether.engines.joined import JoinedLayer, joinable
+from tether.engines.linear import cast
 from tether.errors import UserError
 
-Kind = Literal["shared", "packed", "cast", "whole"]
-PACK_ROWS = 64  # rows the packed layout is chosen for; any number works
+Kind = Literal["shared", "one_joined", "joined", "packed", "cast", "whole"]
 
 
 def working_copy(model: nn.Module, kind: Kind, implementation: str) -> Any:
     """A copy of the causal model inside `model` (a PEFT wrapper is looked through) that uses attention `implementation`.
 
     "shared" has the model's own parameters. "packed" and "cast" have bfloat16 linear layers; "cast" keeps their `weight`
-    attribute, for architectures that read it. "whole" has every parameter in bfloat16, for architectures that cannot mix types.
+    attribute, for architectures that read it. "joined" is "packed" with whole layers of the Llama pattern replaced by `JoinedLayer`,
+    "one_joined" is "shared" with the first such layer replaced, in its own type: what a probe compares. "whole" has every parameter in
+    bfloat16, for architectures that cannot mix types.
     """
     memo: dict[int, Any] = {}
     for p in model.parameters():
-        cast = kind == "whole" and p.is_floating_point()
-        memo[id(p)] = nn.Parameter(p.detach().to(torch.bfloat16), requires_grad=False) if cast else p
-    if kind in ("packed", "cast"):
+        narrow = kind == "whole" and p.is_floating_point()
+        memo[id(p)] = nn.Parameter(p.detach().to(torch.bfloat16), requires_grad=False) if narrow else p
+    layers = [m for m in _through_adapters(model).modules() if joinable(m)] if kind in ("one_joined", "joined") else []
+    for layer in layers[:1] if kind == "one_joined" else layers:
+        memo[id(layer)] = JoinedLayer(layer, narrow=kind == "joined")
+    if kind in ("joined", "packed", "cast"):
+        within = {id(m) for layer in layers for m in layer.modules()}
         for module in _through_adapters(model).modules():
-            replacement = _cast(module, packed=kind == "packed")
+            replacement = None if id(module) in within else cast(module, packed=kind != "cast")
             if replacement is not None:
                 memo[id(module)] = replacement
     copied: Any = copy.deepcopy(_through_adapters(model), memo)
@@ -50,61 +56,3 @@ def _through_adapters(model: Any) -> Any:
     if any(getattr(c, "is_prompt_learning", False) for c in model.peft_config.values()):
         raise UserError("an adapter made of prompt vectors cannot be sampled from", remedy="Use LoRA, or merge the adapter first.")
     return model.get_base_model()
-
-
-class CastLinear(nn.Module):
-    """y = x W^T + b in bfloat16, whatever the type of x."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__()
-        self.out_features, self.in_features = weight.shape
-        self.weight = nn.Parameter(weight.to(torch.bfloat16), requires_grad=False)
-        self.bias = None if bias is None else nn.Parameter(bias.to(torch.bfloat16), requires_grad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x.to(torch.bfloat16), self.weight, self.bias)
-
-
-class PackedLinear(nn.Module):
-    """The same with the weight in oneDNN's own layout, so that it is not reordered at every call."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__()
-        self.out_features, self.in_features = weight.shape
-        # A plain attribute: an opaque tensor cannot be cast, moved or saved, and nobody should.
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(torch.bfloat16), PACK_ROWS)
-        self.bias = None if bias is None else nn.Parameter(bias.to(torch.bfloat16), requires_grad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x.to(torch.bfloat16), self.packed, self.bias, "none", [], "")
-
-
-def _cast(module: nn.Module, packed: bool) -> nn.Module | None:
-    """What takes the place of a linear layer, or None for every other module."""
-    found = _linear_weight(module)
-    if found is None:
-        return None
-    weight, bias = found
-    with torch.no_grad():
-        return (PackedLinear if packed and can_pack(weight.device) else CastLinear)(weight, bias)
-
-
-def can_pack(device: torch.device) -> bool:
-    return device.type == "cpu" and torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def _linear_weight(module: Any) -> tuple[Tensor, Tensor | None] | None:
-    """(out, in) weight and bias, the active LoRA adapters added."""
-    if type(module) is nn.Linear:
-        return module.weight.detach(), module.bias
-    if type(module) is Conv1D:
-        return module.weight.detach().t().contiguous(), module.bias
-    base = getattr(module, "base_layer", None)
-    if type(base) is not nn.Linear or not hasattr(module, "get_delta_weight") or getattr(module, "lora_magnitude_vector", None):
-        return None
-    weight = base.weight.detach()
-    if not module.disable_adapters and not module.merged:
-        for name in module.active_adapters:
-            if name in module.lora_A:
-                weight = weight + module.get_delta_weight(name).detach()
-    return weight, base.bias

@@ -58,12 +58,6 @@ def kl_penalty(logp: Tensor, ref_logp: Tensor, mask: Tensor, kind: str = "k3") -
     return KL_ESTIMATORS[kind](select(logp, mask) - select(ref_logp, mask).detach())
 
 
-def kl_full(logits: Tensor, ref_logits: Tensor) -> Tensor:
-    """Exact KL(pi, ref) of each state from logits (..., V) over the vocabulary -> (...)."""
-    logp, ref = full_precision(logits).log_softmax(-1), full_precision(ref_logits).log_softmax(-1)
-    return (logp.exp() * (logp - ref)).sum(-1)
-
-
 def penalised_rewards(rewards: Tensor, old_logp: Tensor, ref_logp: Tensor, mask: Tensor, coef: float) -> Tensor:
     """R - coef * sum_t (old - ref): the penalty (k1, unbiased) in the reward of the whole row (B,), before any baseline."""
     return full_precision(rewards) - coef * masked_sum(select(old_logp, mask) - select(ref_logp, mask), mask, -1)

@@ -10,7 +10,7 @@ n_c, n_r = trained tokens of the answers, d = (c - c0) - (r - r0), s = logistic 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -314,11 +314,3 @@ POLICY_PRESETS: dict[str, Preset] = {
         {"eps_low": 0.2, "eps_high": 0.2, "kl_coef": 0.01},
     ),
 }
-
-
-def markdown_rows() -> Iterable[str]:
-    """The preference losses as rows of the table in docs/losses.md."""
-    for name, row in SHEET.items():
-        defaults = ", ".join(f"{key} {value:g}" for key, value in row.defaults.items())
-        paper = row.paper + (f" ({row.departs})" if row.departs else "")
-        yield f"| `{name}` | `{row.formula}` | {'yes' if row.needs_reference else 'no'} | {defaults} | {row.when} | {paper} |"

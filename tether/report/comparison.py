@@ -20,6 +20,7 @@ FILE = "comparison.json"
 def page(folder: Path) -> Page:
     """The page of a folder whose comparison.json holds a title, measures before and after, findings, and the runs it came from.
 
+    `runs`: {folder: what the page calls it}.
     Each measure: {"name", "unit", "before", "after", "gain"}, the last three as [value, low, high]. `practice`, where it is there: several
     models on the same measures, see `side_by_side`.
     """
@@ -36,10 +37,10 @@ def page(folder: Path) -> Page:
         parts = [Part(told.get("part", "The result"), [*[tuple(f) for f in told.get("facts", [])], *timing], said(told), made)]
         if "practice" in told:
             parts.append(side_by_side(told["practice"], rows, shown))
-        runs = [RunView.read(folder / name) for name in told["runs"] if (folder / name / RECIPE).is_file()]
-    except (ValueError, KeyError, TypeError) as error:
+        runs = [(RunView.read(folder / name), title) for name, title in told["runs"].items() if (folder / name / RECIPE).is_file()]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"not a comparison that a report can be made of ({error})", where=str(path)) from error
-    return Page(told["title"], told.get("lead", ""), [*parts, *(run_part(view) for view in runs)])
+    return Page(told["title"], told.get("lead", ""), [*parts, *(run_part(view, title) for view, title in runs)])
 
 
 def said(told: Mapping[str, Any]) -> list[Finding]:

@@ -47,7 +47,8 @@ def run_page(view: RunView) -> Page:
     return Page(part.title, f"The run in {view.folder}.", [part])
 
 
-def run_part(view: RunView) -> Part:
+def run_part(view: RunView, title: str = "") -> Part:
+    """`title`: what to call the run; by default its method."""
     sampled = view.command in sampling.COMMANDS
     made = [
         evaluation(view),
@@ -59,9 +60,9 @@ def run_part(view: RunView) -> Part:
         notices(view),
         settings(view),
     ]
-    title = NAMES.get(view.command, view.command)
     loss = view.settings.get("loss_type") or view.settings.get("preset")
-    return Part(f"{title} ({loss})" if loss else title, facts(view), findings(view), [s for s in made if s is not None])
+    method = NAMES.get(view.command, view.command) + (f" ({loss})" if loss else "")
+    return Part(title or method, facts(view), findings(view), [s for s in made if s is not None])
 
 
 def facts(view: RunView) -> list[tuple[str, str]]:

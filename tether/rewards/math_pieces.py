@@ -11,7 +11,6 @@ CLOSE = ("\\rangle", "\\}", ")", "]", "}", "\\rfloor", "\\rceil", "\\end")
 STEP = re.compile(r"\\(?:begin|end)\{[a-zA-Z*]+\}|\\[a-zA-Z]+|\\.|.", re.DOTALL)
 AND_OR = re.compile(r"\\text\{\s*,?\s*(?:and|or)\s*\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])")
 OPERATORS = ("\\le", "\\ge", "\\ne", "\\approx", "\\in", "<", ">", "=")
-CURRENCY = {"$": "$", "€": "€", "£": "£", "¥": "¥"}
 FACTORS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 UNITS = {
     "centimeter": "cm", "centimetre": "cm", "meter": "m", "metre": "m", "kilometer": "km", "kilometre": "km", "millimeter": "mm",
