@@ -85,6 +85,13 @@ def test_dpo_learns_the_preference_and_says_which_half_moved(train: Train) -> No
     assert all(0 <= p["similarity"] <= 1 for p in pairs)
 
 
+def test_a_handful_of_pairs_trains_with_some_held_out(train: Train) -> None:
+    """The check before the first step looks at eight pairs: where fewer are trained on, those held out are none of them."""
+    _, summary = train("dpo", pair_rows()[:8], eval_fraction=0.25, max_steps=1)
+    assert (summary["steps"], summary["pairs"]) == (1, 6)
+    assert "eval_loss" in summary["held_out"]
+
+
 def test_dpo_with_the_sign_flipped_learns_the_opposite(train: Train) -> None:
     flipped = [{"prompt": r["prompt"], "chosen": r["rejected"], "rejected": r["chosen"]} for r in pair_rows()]
     forward, _ = train("dpo", pair_rows(), learning_rate=1e-2, epochs=3)
