@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
 
 from tether.commands.explain import choices, default_of
+from tether.config import configure
 from tether.dpo_recipe import LOSS_ALIASES, LOSS_NAMES, settings_of
 from tether.keys import FOREIGN
 from tether.recipe import RECIPES, TrainRecipe
 
-PAGE = Path(__file__).parents[1] / "docs" / "recipes.md"
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "recipes.md"
 START = """\
 # Recipes
 
@@ -30,6 +33,11 @@ be written as `1e-5`; only `true` and `false` are truth values; `null` is allowe
 In Python a recipe is a frozen object with the same checks: `DPORecipe(model="smollm2", data="pairs.jsonl", beta=0.2)`.
 
 The complete recipe of a run, defaults filled in, is in its `recipe.yaml`, which is itself a recipe.
+
+## Recipes that come with it
+
+In the folder `recipes/`; the first lines of each say what it needs and what to expect. Data marked * is shipped
+([origin and licences](../recipes/data/README.md)); in place of the rest comes yours, with `--data`.
 """
 TITLES = {
     "sft": "`tether sft`",
@@ -41,7 +49,7 @@ TITLES = {
 
 
 def page() -> str:
-    parts = [START, "## Every command\n", *table("sft", list(TrainRecipe.paths()))]
+    parts = [START, *shipped(), "\n## Every command\n", *table("sft", list(TrainRecipe.paths()))]
     for command, recipe in RECIPES.items():
         common = TrainRecipe.paths()
         own = [
@@ -66,6 +74,29 @@ def page() -> str:
         here = f"`{ours}`" if ours else "no such setting"
         parts.append(f"| `{theirs}` | {here}{f': {differs}' if differs else ''} |")
     return "\n".join(parts) + "\n"
+
+
+def shipped() -> list[str]:
+    """A row for each file in recipes/: its command, its data, and the first sentence of its comment."""
+    lines = ["| recipe | command | data | what it does |", "|---|---|---|---|"]
+    for path in sorted((ROOT / "recipes").glob("*.yaml")):
+        configured = configure(path)
+        data = configured.recipe.data
+        names = [data] if isinstance(data, str) else data
+        told = ", ".join(f"`{name}`{'*' if (ROOT / name).exists() else ''}" for name in names)
+        lines.append(f"| `{path.name}` | {configured.command} | {told} | {first_sentence(path.read_text(encoding='utf-8'))} |")
+    return lines
+
+
+def first_sentence(recipe: str) -> str:
+    """Of the comment that a recipe starts with.
+
+    >>> first_sentence("# Sums, by GRPO: right or\\n# wrong. Data: yours.\\ncommand: grpo")
+    'Sums, by GRPO: right or wrong.'
+    """
+    comment = re.match(r"(?:#.*\n)+", recipe)
+    text = " ".join(line.lstrip("# ").strip() for line in comment.group().splitlines()) if comment else ""
+    return re.split(r"(?<=[.])\s", text, maxsplit=1)[0]
 
 
 def table(command: str, keys: list[str]) -> list[str]:
