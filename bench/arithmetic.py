@@ -2,6 +2,7 @@
 
     python bench/arithmetic.py                        every method, seed 0; GRPO on three seeds; two-digit sums
     python bench/arithmetic.py grpo/1 rloo ppo        these only (method/seed)
+    python bench/arithmetic.py --steps 30 rloo        fewer steps than the recipe's
 
 Prints one line a run and leaves the runs in runs/arithmetic. Minutes are those of the steps; loading and evaluating are not in them.
 """
@@ -23,9 +24,9 @@ METHODS = ["rloo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce", "reinforce_p
 ALL = ["grpo/0", "grpo/1", "grpo/2", *METHODS, "two_digit"]
 
 
-def commands(name: str, folder: Path, seed: int) -> list[list[str]]:
+def commands(name: str, folder: Path, seed: int, steps: int | None) -> list[list[str]]:
     """What is run for one line of the table; the last one is the run that is read."""
-    said = [f"run={folder}", f"seed={seed}"]
+    said = [f"run={folder}", f"seed={seed}", *([] if steps is None else [f"max_steps={steps}"])]
     if name == "two_digit":
         before = folder.with_name(folder.name + "_sft")
         shutil.rmtree(before, ignore_errors=True)
@@ -40,11 +41,11 @@ def commands(name: str, folder: Path, seed: int) -> list[list[str]]:
     return [[*TETHER, "grpo", "recipes/grpo_arithmetic.yaml", *preset, *said]]
 
 
-def measured(name: str, seed: int) -> dict[str, Any]:
+def measured(name: str, seed: int, steps: int | None) -> dict[str, Any]:
     folder = RUNS / f"{name}_{seed}"
     shutil.rmtree(folder, ignore_errors=True)
     RUNS.mkdir(parents=True, exist_ok=True)
-    for command in commands(name, folder, seed):
+    for command in commands(name, folder, seed, steps):
         with (RUNS / f"{name}_{seed}.log").open("a") as log:
             done = subprocess.run(command, cwd=ROOT, stdout=log, stderr=log)
         if done.returncode:
@@ -70,10 +71,12 @@ def measured(name: str, seed: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="*", default=ALL)
+    parser.add_argument("--steps", type=int, help="of the last command of each run; by default the recipe's")
+    arguments = parser.parse_args()
     print("| method | seed | minutes | sampled before | after | greedy before | after |\n| --- | --- | --- | --- | --- | --- | --- |")
-    for run in parser.parse_args().runs:
+    for run in arguments.runs:
         name, _, seed = run.partition("/")
-        row = measured(name, int(seed or 0))
+        row = measured(name, int(seed or 0), arguments.steps)
         shares = [f"{100 * x:.0f} %" for pair in (row["sampled"], row["greedy"]) for x in pair]
         print(f"| {name} | {row['seed']} | {row['minutes']} | {' | '.join(shares)} |", flush=True)
         with (RUNS / "results.jsonl").open("a") as out:

@@ -48,9 +48,9 @@ FULL = Size(
     reward_rate=5e-5,
     dpo_rate=2e-5,
     methods=("grpo", "ppo"),
-    steps=12,
+    steps=10,
     batch_online=40,
-    online_rate=3e-5,
+    online_rate=4e-5,
     seconds={
         "reward model": 73,
         "DPO": 131,
@@ -74,7 +74,7 @@ QUICK = Size(
     methods=("grpo",),
     steps=5,
     batch_online=40,
-    online_rate=3e-5,
+    online_rate=4e-5,
     seconds={"reward model": 73, "DPO": 131, "GRPO, no tether": 66, "GRPO, tethered": 64, "answers and scores": 95},
 )
 TINY = Size(

@@ -101,8 +101,10 @@ def tell(folder: Path, *, size: Size = FULL, seed: int = 0) -> Path:
     with clock.part("answers and scores"):
         models = {"before": model, "after": folder / "dpo" / "model", **{t.name: folder / t.folder / "model" for t in trials}}
         titles = {"before": "the start answers", "after": "DPO answers"}
-        asked = {"samples": size.samples, "max_new_tokens": size.limit, "seed": seed}
-        answers = {name: answer_prompts(m, prompts, title=titles.get(name, f"{name}: answers"), **asked) for name, m in models.items()}
+        answers = {}
+        for name, folder_of in models.items():
+            asked = {"samples": size.samples, "max_new_tokens": size.limit, "seed": seed, "title": titles.get(name, f"{name}: answers")}
+            answers[name] = answer_prompts(folder_of, prompts, **asked)
         scores = score_with_reward_model(judge, prompts, list(answers.values()))
         # The start is no distance from itself.
         gaps = [[0.0] * len(answers["before"]), *distances(model, prompts, [side for name, side in answers.items() if name != "before"])]
