@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sides import measure, trl_python, vllm_python
+from sides import TUNED, measure, trl_python, vllm_python
 
 Measurement = dict[str, Any]
 # Named on the command line; grpo_sampling is read off the same steps as grpo.
@@ -124,11 +124,19 @@ def vllm(s: Setting) -> list[dict[str, Any]]:
     """Sampling alone, vLLM's CPU build in bfloat16, the fastest of a few ways to run it. Its likeliest tokens are compared with ours
     in float32."""
     python = vllm_python()
-    cores = f"0-{s.threads - 1}"
-    ways = {"as it comes": [], "all cores": ["--cores", cores], "all cores, short blocks": ["--cores", cores, "--block", "32"]}
+    cores = ["--cores", f"0-{s.threads - 1}"]
+    short = [*cores, "--block", "32"]
+    preload = {"LD_PRELOAD": str(python.parents[1] / "lib/libiomp5.so"), **TUNED}
+    ways: dict[str, tuple[list[str], dict[str, str]]] = {
+        "as it comes": ([], {}),
+        "all cores": (cores, {}),
+        "all cores, short blocks": (short, {}),
+        "all cores, short blocks, its OpenMP, freed memory kept": (short, preload),
+    }
 
     def run(way: str) -> Measurement:
-        return measure(python, "vllm_side.py", s.arguments(*ways[way]))
+        more, environment = ways[way]
+        return measure(python, "vllm_side.py", s.arguments(*more), environment=environment)
 
     rates = {way: round(1 / summary([run(way)])["s_per_token"], 1) for way in ways}
     fastest = max(rates, key=lambda way: rates[way])

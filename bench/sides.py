@@ -51,9 +51,11 @@ def _environment(name: str, packages: list[str], unwanted: list[str] | None = No
     return python
 
 
-def measure(python: Path | str, script: str, arguments: list[str], *, tuned: bool = False) -> dict:
-    """What the script says of itself. `tuned` keeps freed memory by glibc's environment settings."""
-    environment = {**os.environ, **(TUNED if tuned else {})}
+def measure(
+    python: Path | str, script: str, arguments: list[str], *, tuned: bool = False, environment: dict[str, str] | None = None
+) -> dict:
+    """What the script says of itself. `tuned` keeps freed memory by glibc's environment settings; `environment` holds any others."""
+    environment = {**os.environ, **(TUNED if tuned else {}), **(environment or {})}
     done = subprocess.run(
         [str(python), str(ROOT / "bench" / script), *arguments], capture_output=True, text=True, env=environment, cwd=ROOT
     )

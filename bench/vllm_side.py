@@ -56,8 +56,8 @@ def main() -> None:
     started = time.perf_counter() - began
     tokenizer = llm.get_tokenizer()
 
-    def sample(first: int, n: int, **settings):
-        prompts = [{"prompt_token_ids": ids} for ids in prompt_ids(a.data, tokenizer, first, n)]
+    def sample(first: int, count: int, **settings):
+        prompts = [{"prompt_token_ids": ids} for ids in prompt_ids(a.data, tokenizer, first, count)]
         began = time.perf_counter()
         out = llm.generate(prompts, SamplingParams(ignore_eos=True, logprobs=0, **settings), use_tqdm=False)
         return out, time.perf_counter() - began
