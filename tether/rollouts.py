@@ -82,7 +82,7 @@ def make_rewards(recipe: SamplingRecipe, run: Run, given: Sequence[Reward | Rewa
         raise UserError("rewards were given in the recipe and in the call", where="rewards", remedy="Keep one of the two.")
     parts: list[Reward | RewardFunction] = list(given or [])
     for entry in recipe.rewards:
-        block = {"reward": entry} if isinstance(entry, str) else dict(entry)
+        block: dict[str, Any] = {"reward": entry} if isinstance(entry, str) else dict(entry)
         if isinstance(block.get("local"), Mapping) and "model" not in block["local"]:
             # The policy judges itself: a copy of it as the run starts.
             own = {name: getattr(recipe, name) for name in ("model", "chat_template", "trust_remote_code")}

@@ -144,10 +144,11 @@ def local_model(
                 "there is no such template file", where=f"chat_template: {chat_template}", remedy="Give the path of a Jinja file."
             )
         template = Path(chat_template).read_text(encoding="utf-8")
+    loaded: Any
     loaded, tokenizer = load_model(model, trust_remote_code=trust_remote_code)
     codec = Codec(tokenizer, template, generation_config=getattr(loaded, "generation_config", None))
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    sampler = LocalSampler(loaded.to(device), codec, precision=choose(precision), slots=slots)
+    loaded.to("cuda" if torch.cuda.is_available() else "cpu")
+    sampler = LocalSampler(loaded, codec, precision=choose(precision), slots=slots)
     return LocalModel(sampler, codec, temperature=temperature, max_tokens=max_tokens, seed=seed)
 
 
