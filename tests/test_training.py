@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.tiny import save_tiny
+from tests.tiny import save_tiny, tiny_config, tiny_tokenizer
 from tether.algorithms import dpo, kto, reward_model, sft
 from tether.errors import UserError
 from tether.recipe import RECIPES
@@ -90,6 +90,16 @@ def test_a_handful_of_pairs_trains_with_some_held_out(train: Train) -> None:
     _, summary = train("dpo", pair_rows()[:8], eval_fraction=0.25, max_steps=1)
     assert (summary["steps"], summary["pairs"]) == (1, 6)
     assert "eval_loss" in summary["held_out"]
+
+
+@pytest.mark.parametrize("command", ["sft", "reward", "dpo"])
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(train: Train, tmp_path: Path, command: str) -> None:
+    """One row says w95, which the tokenizer has and a model of 90 tokens has not."""
+    small = save_tiny(tmp_path / "small", tiny_config(90), tokenizer=tiny_tokenizer(100))
+    rows = [{"prompt": "w10 w11", "completion": "w95"}] if command == "sft" else [{"prompt": "w10", "chosen": "w95", "rejected": "w20"}]
+    with pytest.raises(UserError, match=r"token 95, and the model knows 90") as refused:
+        train(command, rows, model=str(small), max_steps=1)
+    assert "rows1.jsonl:1" in str(refused.value)
 
 
 def test_dpo_with_the_sign_flipped_learns_the_opposite(train: Train) -> None:

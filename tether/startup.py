@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,6 +57,19 @@ def check_rows(run: Run, examples: Sequence[Example], n_read: int, *, what: str,
     trained = sum(e.n_trained for e in examples)
     shares = f" computed an epoch, {trained:,} of them trained" if trained else ""
     run.say(f"{len(examples)} {what}, {tokens:,} tokens{shares}")
+
+
+def check_ids(examples: Sequence[Example], model: Any) -> None:
+    """Refuse rows with a token that the model has no embedding for: its tokenizer belongs to another model."""
+    known = len(model.get_input_embeddings().weight)
+    for e in examples:
+        highest = max(itertools.chain(e.prompt, *e.answers), default=0)
+        if highest >= known:
+            raise UserError(
+                f"its tokenizer makes token {highest}, and the model knows {known} tokens",
+                where=str(e.source) if e.source else None,
+                remedy="Use the tokenizer that belongs to the model.",
+            )
 
 
 def check_start(

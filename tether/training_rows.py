@@ -12,7 +12,7 @@ from tether.errors import UserError
 from tether.files import Loaded, Problem
 from tether.recipe import TrainRecipe
 from tether.run import Run
-from tether.startup import check_rows, note_problems, record_problems
+from tether.startup import check_ids, check_rows, note_problems, record_problems
 
 Refine = Callable[[list[Example]], tuple[list[Example], list[Problem]]]
 
@@ -36,12 +36,14 @@ def training_rows(
     encode: Callable[[Loaded[Any]], Encoded],
     *,
     what: str,
+    model: Any,
     refine: Refine | None = None,
 ) -> Rows:
     """The rows of `recipe.data`, with `eval_data` or a share of the prompts held out.
 
     Every row that is dropped or cut is in the run's notices with file and line. `refine` may leave out more. Raises UserError
-    when rows cannot be used (and on_bad_rows is refuse), when the template does not suit them, or when nothing is left.
+    when rows cannot be used (and on_bad_rows is refuse), when the template does not suit them, when `model` does not know one of their
+    tokens, or when nothing is left.
     """
 
     def read(paths: str | list[str]) -> tuple[list[Example], int]:
@@ -57,6 +59,7 @@ def training_rows(
         kept, more = refine(encoded.examples) if refine else (encoded.examples, [])
         record_problems(run, [*loaded.problems, *encoded.problems, *more], max_length=recipe.max_length)
         encoded.enforce(recipe.on_bad_rows, loaded.problems)
+        check_ids(encoded.examples, model)
         run.fingerprint(loaded.files, loaded.fingerprint)
         return kept, len(loaded.rows)
 

@@ -92,6 +92,7 @@ def load_pairs(recipe: DPORecipe, policy: Policy, run: Run) -> Rows:
         preferences.load,
         lambda rows: encode_preferences(rows, policy.codec, **options),
         what="pairs",
+        model=policy.model,
         refine=lambda examples: drop_alike(examples, recipe.min_edit_distance),
     )
 

@@ -95,7 +95,9 @@ def margin(tally: Tally) -> dict[str, float]:
 def load_rows(recipe: DPORecipe, policy: Policy, run: Run) -> Rows:
     """Answers marked good or bad as token ids: one answer per example, its label in `extra`."""
     options: Any = {"max_length": recipe.max_length, "truncation": recipe.truncation}
-    return training_rows(recipe, run, feedback.load, lambda rows: encode_feedback(rows, policy.codec, **options), what="rows")
+    return training_rows(
+        recipe, run, feedback.load, lambda rows: encode_feedback(rows, policy.codec, **options), what="rows", model=policy.model
+    )
 
 
 def check_labels(recipe: DPORecipe, examples: Sequence[Example], run: Run) -> None:

@@ -81,6 +81,7 @@ def load_comparisons(recipe: RewardRecipe, model: ScalarModel, run: Run) -> Rows
         preferences.load_comparisons,
         lambda rows: encode_rankings(rows, model.codec, **options),
         what="prompts with compared answers",
+        model=model.model,
     )
 
 

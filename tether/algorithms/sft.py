@@ -57,7 +57,9 @@ def train(recipe: SFTRecipe, run: Run) -> dict[str, Any]:
 def load_rows(recipe: SFTRecipe, policy: Policy, run: Run) -> Rows:
     """Demonstrations as token ids: one answer per example."""
     options: Any = {"max_length": recipe.max_length, "truncation": recipe.truncation, "train_on": recipe.train_on}
-    return training_rows(recipe, run, conversations.load, lambda rows: encode_conversations(rows, policy.codec, **options), what="rows")
+    return training_rows(
+        recipe, run, conversations.load, lambda rows: encode_conversations(rows, policy.codec, **options), what="rows", model=policy.model
+    )
 
 
 def _token_means(tally: Tally, stats: dict[str, torch.Tensor], tokens: int) -> None:
