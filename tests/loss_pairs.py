@@ -1,4 +1,4 @@
-"""Pairs made up for tests of the losses on comparisons, and derivatives the slow way."""
+"""Pairs made up for tests of the losses on comparisons."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import torch
-from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -17,11 +16,6 @@ EVERY_LOSS = sorted(PREFERENCE_LOSSES)
 LOG2 = math.log(2)
 
 finite = st.floats(-30, 30, allow_nan=False, width=32)
-quick = settings(max_examples=25, deadline=None)
-
-
-def t(*values: float) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
 
 
 def pairs_of(c: Tensor, r: Tensor, c0: Tensor | None, r0: Tensor | None, n_c: Tensor | None = None, n_r: Tensor | None = None) -> PairLogps:
@@ -43,13 +37,3 @@ def settings_for(name: str) -> dict[str, Any]:
 
 def loss_of(pairs: PairLogps, name: str, **changes: float) -> Tensor:
     return preference_loss(pairs, name, **{**settings_for(name), **changes})[0]
-
-
-def slow_derivative(f: Any, x: Tensor, h: float = 1e-6) -> Tensor:
-    """Central differences, one coordinate at a time."""
-    out = torch.zeros_like(x)
-    for i in range(x.numel()):
-        step = torch.zeros_like(x)
-        step.view(-1)[i] = h
-        out.view(-1)[i] = (f(x + step) - f(x - step)) / (2 * h)
-    return out

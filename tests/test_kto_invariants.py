@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.loss_pairs import t
+from tests.slow_way import t
 from tether.losses.kto import class_balance, kto_baseline, kto_loss
 
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.textbook import TEXTBOOK_NAMES, TEXTBOOK_PAIRS, textbook
 from tether.algorithms.feature_rows import load_feature_pairs
-from tether.algorithms.linear_reward import TEXTBOOK_NAMES, TEXTBOOK_PAIRS, LinearReward, fit, textbook, train
+from tether.algorithms.linear_reward import LinearReward, fit, train
 from tether.errors import UserError
 from tether.losses.reward_model import reward_model_loss
 from tether.recipe import RewardRecipe

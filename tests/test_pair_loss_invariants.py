@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.loss_pairs import EVERY_LOSS, LOG2, finite, loss_of, pairs_of, quick, settings_for, slow_derivative, some_pairs, t
+from tests.loss_pairs import EVERY_LOSS, LOG2, finite, loss_of, pairs_of, settings_for, some_pairs
+from tests.slow_way import quick, slow_derivative, t
 from tether.errors import UserError
 from tether.losses.preference import PREFERENCE_LOSSES, PairLogps, log1mexp, preference_loss
 from tether.losses.sheet import LOSS_ALIASES, NEEDS_REFERENCE, SHEET, resolve_loss

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.loss_pairs import quick, slow_derivative, t
+from tests.slow_way import quick, slow_derivative, t
 from tether.losses.reward_model import reward_model_loss
 
 

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.whole_runs import write_rows
 from tether.errors import UserError
 from tether.files import Source
 from tether.packing import pack
-from tether.rollout import Rollout, View, from_sampled, group_example, groups, opened_by, read, view, write
+from tether.rollout import Rollout, View, from_sampled, group_example, groups, opened_by, read, view
 
 WORDS = {1: "<s>", 2: "</s>", 3: "<think>", 4: "</think>", 5: "four", 6: "user", 7: "<|end|>"}
 
@@ -37,7 +38,7 @@ def test_a_rollout_survives_json_lines_to_the_bit(tmp_path: Path) -> None:
     numbers = (-torch.rand(50, generator=generator) * 10).tolist()
     first = rollout(tokens=[5] * 50, trained=[True] * 49 + [False], logps=numbers, sampling_logps=[x * 0.5 for x in numbers])
     second = rollout().scored({"math": 1.0, "format": None}, 1.0).with_advantage(-0.5)
-    write(tmp_path / "r.jsonl", [first, second])
+    write_rows(tmp_path / "r.jsonl", [first.row(), second.row()])
     again = list(read(tmp_path / "r.jsonl"))
     assert again[1] == second
     assert again[0].trained == first.trained
@@ -46,9 +47,7 @@ def test_a_rollout_survives_json_lines_to_the_bit(tmp_path: Path) -> None:
 
 
 def test_a_line_that_is_no_rollout_is_named(tmp_path: Path) -> None:
-    write(tmp_path / "r.jsonl", [rollout()])
-    with open(tmp_path / "r.jsonl", "a") as file:
-        file.write('{"prompt_id": 1}\n')
+    write_rows(tmp_path / "r.jsonl", [rollout().row(), {"prompt_id": 1}])
     with pytest.raises(UserError, match=r"r\.jsonl:2"):
         list(read(tmp_path / "r.jsonl"))
 
