@@ -52,7 +52,9 @@ def load_prompts(recipe: SamplingRecipe, policy: Policy, run: Run) -> Rows:
         rows = [Prompt(row.prompt, row.source, {"prompt": row.prompt, "columns": row.extra}) for row in loaded.rows]
         return encode_prompts(dataclasses.replace(loaded, rows=rows), policy.codec, max_length=recipe.max_length)
 
-    rows = training_rows(recipe, run, prompts.load, encode, what="prompts", refine=lambda examples: _with_room(recipe, examples))
+    rows = training_rows(
+        recipe, run, prompts.load, encode, what="prompts", model=policy.model, refine=lambda examples: _with_room(recipe, examples)
+    )
     if len(rows.train) < recipe.groups_per_step:
         n, wanted = len(rows.train), recipe.groups_per_step
         text = (
