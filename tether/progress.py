@@ -108,7 +108,7 @@ class Progress:
         if not self.total or done < 1 or step >= self.total:
             return ""
         took = time.monotonic() - self._began
-        if took < SOON_S and done < EARLY * self.total:
+        if took < SOON_S and done < EARLY * (self.total - self.start):
             return ""
         return f"{duration(took / done * (self.total - step))} left"
 
