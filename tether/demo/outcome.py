@@ -74,12 +74,12 @@ def practice(folder: Path, start: Side, sides: Mapping[Trial, Side], size: Size)
                     lines[metric].setdefault(trial.name, []).append((row["step"], value))
     rows = []
     for trial, side in sides.items():
-        row = [trial.name]
+        cells = [trial.name]
         for key in ("reward", "true"):
             value, low, high = (measured(x, sign=True) for x in stats.paired_difference(side.values(key), start.values(key))[:3])
-            row.append(f"{value} ({low} to {high})")
-        row += [measured(stats.mean_interval(side.values(key)).value) for key in ("length", "kl")]
-        rows.append(row)
+            cells.append(f"{value} ({low} to {high})")
+        cells += [measured(stats.mean_interval(side.values(key)).value) for key in ("length", "kl")]
+        rows.append(cells)
     colours = [{"name": START, "colour": 5, "dashed": False}]
     colours += [{"name": t.name, "colour": 1 if t.tethered else 2, "dashed": t.method == "ppo"} for t in sides]
     return {

@@ -103,8 +103,8 @@ def tell(folder: Path, *, size: Size = FULL, seed: int = 0) -> Path:
         titles = {"before": "the start answers", "after": "DPO answers"}
         answers = {}
         for name, folder_of in models.items():
-            asked = {"samples": size.samples, "max_new_tokens": size.limit, "seed": seed, "title": titles.get(name, f"{name}: answers")}
-            answers[name] = answer_prompts(folder_of, prompts, **asked)
+            title = titles.get(name, f"{name}: answers")
+            answers[name] = answer_prompts(folder_of, prompts, samples=size.samples, max_new_tokens=size.limit, seed=seed, title=title)
         scores = score_with_reward_model(judge, prompts, list(answers.values()))
         # The start is no distance from itself.
         gaps = [[0.0] * len(answers["before"]), *distances(model, prompts, [side for name, side in answers.items() if name != "before"])]

@@ -77,7 +77,7 @@ def side_by_side(told: Mapping[str, Any], samples: Sequence[Mapping[str, Any]], 
     sides = {s["name"]: s for s in told["sides"]}
     ends = [
         interval_chart(
-            [Estimate(side, *value, sides[side]["colour"]) for side, value in m["values"].items()],
+            [Estimate(side, value[0], value[1], value[2], sides[side]["colour"]) for side, value in m["values"].items()],
             title=m["name"],
             x_label=m["unit"],
             caption=m.get("caption", ""),
