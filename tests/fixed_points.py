@@ -59,6 +59,22 @@ def optimum(ref: Tensor, beta: float) -> Tensor:
     return q / q.sum()
 
 
+def optimum_of_scaled(ref: Tensor, beta: float) -> Tensor:
+    """Of rewards divided by their own spread: p* at the tie beta s, where s is the spread under that p* itself.
+
+    ArithmeticError where the tie is too weak for that: each smaller spread then brings an even smaller one, down to one answer.
+    """
+    spread = moments(ref)[1]
+    for _ in range(5000):
+        p = optimum(ref, beta * spread)
+        before, spread = spread, moments(p)[1]
+        if abs(spread - before) < 1e-13:
+            return p
+        if spread < 1e-2:
+            break
+    raise ArithmeticError(f"at beta {beta} the spread does not come to rest")
+
+
 def moments(p: Tensor) -> tuple[float, float]:
     mean = float(p @ REWARDS)
     return mean, float(p @ (REWARDS - mean) ** 2) ** 0.5

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tests import enumerable
 from tests.enumerable import INDEX, LENGTH, LENGTHS, MASK, PROMPT_IDS, REWARDS, STRINGS, Tree, total_variation
-from tests.fixed_points import optimum
+from tests.fixed_points import moments, optimum, optimum_of_scaled
 from tests.test_enumerable import (
     ATTEMPTS,
     DIRECTIONS,
@@ -33,6 +33,7 @@ from tests.test_enumerable import (
     start,
     start_logps,
 )
+from tether import rollout
 from tether.algorithms import ppo
 from tether.engines.local import LocalSampler, Request
 from tether.engines.sampling import Sampling
@@ -44,7 +45,7 @@ from tether.run import Run
 from tether.token_batch import MiniBatch, Part, TokenBatch, token_batch
 
 __all__ = ["start", "start_logps"]  # fixtures
-N, EVEN = len(STRINGS), 2048
+N, EVEN, NONE_YET = len(STRINGS), 2048, RunningSpread()
 STATES = Tree.made().rows  # (40, 3): which prefix is ahead of each token
 CUT = torch.tensor([s[-1] != enumerable.END for s in STRINGS])
 EXACT_SETTINGS: dict[str, Any] = {"lam": 1.0, "gamma": 1.0, "whiten_advantages": False, "beta": 0.5}
@@ -66,20 +67,34 @@ def foreseen(recipe: PPORecipe, lp: Tensor, ref: Tensor, rewards: Tensor = REWAR
     return (total / mass)[STATES] * MASK
 
 
-def look_at(recipe: PPORecipe, rows: Tensor, lp: Tensor, ref: Tensor, values: Tensor) -> tuple[TokenBatch, ppo.Before, Tensor, Tensor]:
-    """Strings `rows` as a step of the loop sees them before its updates: batch, constants, advantages, returns."""
+def look_at(
+    recipe: PPORecipe, rows: Tensor, lp: Tensor, ref: Tensor, values: Tensor, spread: RunningSpread = NONE_YET
+) -> tuple[TokenBatch, ppo.Before, Tensor, Tensor]:
+    """Strings `rows` as a step of the loop sees them before its updates: batch, constants, advantages, returns.
+
+    `spread`: of the rewards before this step.
+    """
     here = lp.detach()[rows]
     rollouts = [ATTEMPTS[i] for i in rows.tolist()]
     batch = TokenBatch(rollouts, [], [], [], MASK[rows], here, REWARDS[rows], torch.zeros(len(rows), dtype=torch.long))
     before = ppo.Before(here, values[rows], ref[rows])
-    scores, *_ = scores_of(recipe, batch, RunningSpread())
+    scores, *_ = scores_of(recipe, batch, spread)
     return batch, before, *ppo.advantages_of(recipe, batch, before, scores, recipe.beta)
 
 
-def pull(recipe: PPORecipe, rows: Tensor, lp: Tensor, ref: Tensor, values: Tensor, *, per_answer: bool = False) -> Tensor:
+def pull(
+    recipe: PPORecipe,
+    rows: Tensor,
+    lp: Tensor,
+    ref: Tensor,
+    values: Tensor,
+    spread: RunningSpread = NONE_YET,
+    *,
+    per_answer: bool = False,
+) -> Tensor:
     """(40, 3): what a step on strings `rows` adds to each log-prob, by the loop's own functions. `per_answer`: a sum over tokens and a
     mean over answers in place of the mean over tokens, which has a random number below the line."""
-    batch, before, advantages, returns = look_at(recipe, rows, lp, ref, values)
+    batch, before, advantages, returns = look_at(recipe, rows, lp, ref, values, spread)
     leaf, n = lp.detach().clone().requires_grad_(), len(rows)
     whole: Any = None  # the packed stream, which no loss reads
     part, mini = Part(whole, torch.arange(n)), MiniBatch([0], n if per_answer else int(batch.mask.sum()), n, n)
@@ -192,9 +207,12 @@ def test_the_updates_of_the_loop_backpropagate_just_that(budget: int, settings: 
 # --- where a run ends -------------------------------------------------------------------------------------------------------------
 
 
-def led_by_expectation(recipe: PPORecipe, start: Path, ref: Tensor, knowing: bool, steps: int = 200, rate: float = 0.01) -> Tensor:
-    """The distribution (40,) where expected updates bring a transformer, with a critic that knows everything or says 0."""
-    policy = in_float64(start)
+def led_by_expectation(
+    recipe: PPORecipe, start: Path, ref: Tensor, knowing: bool, steps: int = 200, rate: float = 0.01
+) -> tuple[Tensor, list[float]]:
+    """The distribution (40,) where expected updates bring a transformer, with a critic that knows everything or says 0; and after
+    each step the spread of all rewards so far."""
+    policy, spread, spreads = in_float64(start), NONE_YET, []
     optimizer = torch.optim.Adam(policy.parameters().values(), lr=rate, betas=(0.8, 0.98))
     rewards = REWARDS if recipe.score_clip is None else REWARDS.clamp(-recipe.score_clip, recipe.score_clip)
     rewards = rewards - recipe.missing_end_penalty * CUT
@@ -203,11 +221,14 @@ def led_by_expectation(recipe: PPORecipe, start: Path, ref: Tensor, knowing: boo
         lp = enumerable.table(policy)
         now = lp.detach()
         values = foreseen(recipe, now, ref, rewards) if knowing else torch.zeros_like(now)
-        c = pull(recipe, even_group(now.sum(1).exp(), EVEN), now, ref, values)
+        rows = even_group(now.sum(1).exp(), EVEN)
+        c = pull(recipe, rows, now, ref, values, spread)
+        spread = spread.with_values(REWARDS[rows])
+        spreads.append(spread.std)
         optimizer.zero_grad()
         (-(c * lp).sum()).backward()
         optimizer.step()
-    return enumerable.distribution(policy)
+    return enumerable.distribution(policy), spreads
 
 
 @pytest.mark.slow
@@ -236,7 +257,7 @@ def test_expected_updates_end_at_the_optimum_of_the_scores(
         assert total_variation(want, optimum(ref, recipe.beta)) > 0.1, "other scores, another optimum"
     else:
         torch.testing.assert_close(want, optimum(ref, recipe.beta))
-    distance = total_variation(led_by_expectation(recipe, start, start_logps, knowing), want)
+    distance = total_variation(led_by_expectation(recipe, start, start_logps, knowing)[0], want)
     print(f"{settings}, {'knowing' if knowing else 'no'} critic: {distance:.4f} of {total_variation(want, ref):.3f}")
     assert total_variation(want, ref) > 0.15, "there is a way to go"
     assert distance < 0.02
@@ -248,16 +269,48 @@ def test_expected_updates_end_at_the_optimum_of_the_scores(
 )
 def test_what_moves_the_end_of_a_run(settings: dict[str, Any], knowing: bool, start: Path, start_logps: Tensor) -> None:
     recipe = recipe_of(**settings)
-    distance = total_variation(led_by_expectation(recipe, start, start_logps, knowing), optimum(start_logps.sum(1).exp(), recipe.beta))
+    distance = total_variation(led_by_expectation(recipe, start, start_logps, knowing)[0], optimum(start_logps.sum(1).exp(), recipe.beta))
     print(f"{settings}: {distance:.3f} from the optimum")
     assert distance > 0.04
 
 
 @pytest.mark.slow
+def test_scores_divided_by_their_spread_end_at_the_optimum_of_a_tie_that_counts_in_spreads(start: Path, start_logps: Tensor) -> None:
+    """R / s at the tie beta has the optimum of R at the tie beta s. s is the spread of all rewards of the run; it nears the spread
+    under the policy that the run comes to, so the place it nears is p* at beta s with s the spread under that p* itself."""
+    ref, recipe = start_logps.sum(1).exp(), recipe_of(score_scaling="running", beta=1.0)
+    p, spreads = led_by_expectation(recipe, start, start_logps, knowing=False)
+    limit = optimum_of_scaled(ref, 1.0)
+    here, there = (total_variation(p, x) for x in (optimum(ref, spreads[-1]), limit))
+    print(f"{here:.4f} from p* at the run's spread {spreads[-1]:.4f}, {there:.4f} from the limit, spread {moments(limit)[1]:.4f}")
+    assert here < 0.02
+    assert there < 0.03
+    assert spreads[-1] == pytest.approx(moments(limit)[1], rel=0.1)
+    assert total_variation(p, optimum(ref, 1.0)) > 0.3, "rewards of spread 0.24 at a tie of 1 are tied as at 0.24"
+
+
+@pytest.mark.slow
+def test_scores_divided_by_their_spread_do_not_come_to_rest_at_a_weak_tie(start: Path, start_logps: Tensor) -> None:
+    """The surer the policy, the smaller the spread, the weaker the tie: the run follows p* at beta s, which goes on moving."""
+    ref, recipe = start_logps.sum(1).exp(), recipe_of(score_scaling="running", beta=0.5)
+    p, spreads = led_by_expectation(recipe, start, start_logps, knowing=False)
+    print(f"{total_variation(p, optimum(ref, 0.5 * spreads[-1])):.4f} from p* at the run's spread; spreads {spreads[::50]}")
+    assert total_variation(p, optimum(ref, 0.5 * spreads[-1])) < 0.02
+    assert spreads[-1] < 0.9 * spreads[100] < 0.9 * spreads[50]
+    with pytest.raises(ArithmeticError):
+        optimum_of_scaled(ref, 0.5)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
-    [{"critic": "shared"}, {"critic": "separate"}, {"critic": "shared", "lam": 0.95, "whiten_advantages": True, "value_clip": 0.2}],
-    ids=["shared", "separate", "lam and whitening"],
+    [
+        {"critic": "shared"},
+        {"critic": "separate"},
+        {"critic": "shared", "lam": 0.95, "whiten_advantages": True, "value_clip": 0.2},
+        {"critic": "shared", "score_scaling": "running", "beta": 1.0, "max_steps": 170},
+    ],
+    ids=["shared", "separate", "lam and whitening", "scores divided by their spread"],
 )
 def test_a_run_with_sampled_answers_and_a_critic_that_learns_ends_at_the_optimum(
     settings: dict[str, Any], start: Path, start_logps: Tensor, tmp_path: Path
@@ -269,7 +322,9 @@ def test_a_run_with_sampled_answers_and_a_critic_that_learns_ends_at_the_optimum
     recipe = recipe_of(precision="fp32", sampling_slots=128, save_steps=1000, log_every=1000, **{**where, **pace, **settings})
     with Run.create(str(tmp_path / "run"), recipe) as run:
         ppo.train(recipe, run, rewards=[enumerable.reward])
+        rewards = torch.tensor([row["total"] for row in run.rows(rollout.FILE)], dtype=torch.float64)
     p, ref = enumerable.distribution(Policy.load(tmp_path / "run/model", precision="fp32")), start_logps.sum(1).exp()
-    distance = total_variation(p, optimum(ref, recipe.beta))
-    print(f"{settings}: {distance:.4f} of {total_variation(ref, optimum(ref, recipe.beta)):.3f}")
+    want = optimum(ref, recipe.beta * (float(rewards.std()) if recipe.score_scaling == "running" else 1.0))
+    distance = total_variation(p, want)
+    print(f"{settings}: {distance:.4f} of {total_variation(ref, want):.3f}, spread {float(rewards.std()):.4f}")
     assert distance < 0.02
