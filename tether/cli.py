@@ -42,6 +42,8 @@ COMMANDS: dict[str, Entry] = {
     "resume": Entry("tether.commands.resume:resume", "Continue a run that was stopped.", TRAIN),
     "explain": Entry("tether.commands.explain:explain", "What a recipe does: its formula and every setting.", LOOK, ""),
     "plan": Entry("tether.commands.plan:plan", "Memory and time of a run before it starts.", LOOK, ""),
+    "lab": Entry("tether.commands.lab:lab", "Small worlds that show what each method does, exactly.", LOOK),
+    "verify": Entry("tether.commands.verify:verify", "Prove on this machine that a recipe trains what it says.", LOOK, ""),
     "report": Entry("tether.commands.report:report", "A run as one HTML page.", LOOK),
     "compare": Entry("tether.commands.compare:compare", "Which of two models is better, with intervals.", LOOK),
     "evaluate": Entry("tether.commands.evaluate:evaluate", "How often a model solves tasks that can be checked.", LOOK),

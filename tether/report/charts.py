@@ -64,12 +64,17 @@ def line_chart(
     mark_label: str = "",
     with_zero: bool = False,
     wide: bool = False,
+    whole_x: bool = True,
+    smooth: bool = True,
 ) -> Chart:
-    """Lines over steps. Noisy lines show each step thin and a running mean thick; `mark` is a level to compare with."""
+    """Lines over steps. Noisy lines show each step thin and a running mean thick (unless not `smooth`); `mark` is a level to compare with.
+
+    `whole_x`: ticks of the x axis at whole numbers only, as steps are.
+    """
     xs, ys = _finite(series)
     x_low, x_high = (min(xs), max(xs)) if xs else (0.0, 1.0)
     y_low, y_high = _span([*ys, *([] if mark is None else [mark]), *([0.0] if with_zero else [])], limits)
-    frame = Frame((x_low, x_high if x_high > x_low else x_low + 1), (y_low, y_high), x_label, y_label, whole_x=True)
+    frame = Frame((x_low, x_high if x_high > x_low else x_low + 1), (y_low, y_high), x_label, y_label, whole_x=whole_x)
     body, notes = [], []
     if mark is not None:
         body.append(frame.level(mark, mark_label))
@@ -80,10 +85,10 @@ def line_chart(
         if lost:
             notes.append(f"{s.label}: {lost} of {len(s.points)} values are not finite and leave gaps.")
         if s.dots or len(points) == 1:
-            body += [frame.dot(p, s.colour, f"{s.label}, step {number(p[0])}: {number(p[1])}") for p in points]
+            body += [frame.dot(p, s.colour, f"{s.label}, {x_label} {number(p[0])}: {number(p[1])}") for p in points]
         if s.dots and len(points) < 2:
             continue
-        window = _window(len(points))
+        window = _window(len(points)) if smooth else 1
         noisy = window > 1 and not s.dots
         body += [frame.path(run, s.colour, "thin" if noisy else "dashed" if s.dashed else "") for run in _runs(s.points)]
         if noisy:

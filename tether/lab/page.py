@@ -1,0 +1,36 @@
+"""Results as one offline page: a part for each experiment, in the style of `tether report`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tether import atomic
+from tether.lab.experiment import Difference, Experiment, Result
+from tether.report.html import render
+from tether.report.page import Page, Part
+from tether.report.view import Finding, Section, Table
+
+LEAD = "Small worlds in which the methods can be worked out by hand, run with the losses and estimators that train real models."
+FOOT = "Made by `tether lab`; every number on this page was computed while it was made."
+
+
+def write(path: Path, done: Sequence[tuple[Experiment, Result]]) -> None:
+    """One page for one experiment or for many; with several, a table of contents."""
+    title = done[0][0].title if len(done) == 1 else "The lab"
+    lead = done[0][0].question if len(done) == 1 else LEAD
+    atomic.write_file(path, render(Page(title, lead, [part(e, r) for e, r in done], FOOT)))
+
+
+def part(experiment: Experiment, result: Result) -> Part:
+    first = Section("In numbers", tables=[*result.tables, *([difference_table(result.differences)] if result.differences else [])])
+    return Part(experiment.title, [], [Finding("plain", sentence) for sentence in result.see], [first, *result.sections])
+
+
+def difference_table(differences: Sequence[Difference]) -> Table:
+    return Table(
+        ["", "as printed", "by the mathematics", "why"],
+        [[d.what, d.printed, d.true, d.why] for d in differences],
+        "Where print and mathematics part",
+        numeric=frozenset({1, 2}),
+    )
