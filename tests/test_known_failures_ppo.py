@@ -232,6 +232,9 @@ def test_scores_beyond_the_clip_are_counted_and_told(train: Train, capsys: pytes
     [notice] = [n for n in run.notices() if n["kind"] == "scores_clipped"]
     assert "score_clip 10" in notice["text"]
     assert "score_scaling: running" in notice["text"]
+    run, _ = train([percent], max_steps=3, updates_per_batch=1, score_scaling="running", score_clip=0.1)
+    [notice] = [n for n in run.notices() if n["kind"] == "scores_clipped"]
+    assert notice["text"].endswith("raise score_clip")
     run, _ = train([even], max_steps=1)
     assert run.metrics()[0]["objective/scores_clipped"] == 0
     assert not [n for n in run.notices() if n["kind"] == "scores_clipped"]

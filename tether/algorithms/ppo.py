@@ -255,9 +255,11 @@ def warn_of_clipped_scores(run: Run, recipe: PPORecipe, step: int, clipped: Mapp
     """Once: scores that all count the same teach nothing, and rewards far from 0 end so."""
     if not clipped.get("objective/scores_clipped"):
         return
+    # Scaled scores have the same size whatever the reward's weight.
+    others = "" if recipe.score_scaling == "running" else ", give the reward a smaller weight, or set score_scaling: running"
     text = (
         f"in some steps scores lay beyond score_clip {recipe.score_clip:g} and counted as that: differences among them are lost. See "
-        "objective/scores_clipped; raise score_clip, give the reward a smaller weight, or set score_scaling: running"
+        f"objective/scores_clipped; raise score_clip{others}"
     )
     if run.note("scores_clipped", text):
         run.say(

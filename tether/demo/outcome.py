@@ -17,7 +17,7 @@ from tether.report.numbers import measured
 from tether.run import Run
 
 LEAD = (
-    "Simulated people chose 400 times between two answers of the model. They like cheerful answers; they also lean to the longer one, "
+    "Simulated people chose {pairs} times between two answers of the model. They like cheerful answers; they also lean to the longer one, "
     "although answers beyond 40 tokens annoy them afterwards. The models learnt from these choices alone. Here is what they learnt."
 )
 TINY_LEAD = "A test of the machine: the model is random and so are its answers; only the road is real."
@@ -42,8 +42,8 @@ def outcome(folder: Path, sides: Mapping[str, Side], trials: Sequence[Trial], to
     tiny, n = size is TINY, len(before.values("length"))
     model = "SmolLM2-135M-Instruct" if not tiny else "two random layers"
     return {
-        "title": "A small model learns from 400 choices" if not tiny else "The demo with a tiny random model",
-        "lead": LEAD if not tiny else TINY_LEAD,
+        "title": f"A small model learns from {size.pairs} choices" if not tiny else "The demo with a tiny random model",
+        "lead": LEAD.format(pairs=size.pairs) if not tiny else TINY_LEAD,
         "part": "Learning from the choices: DPO",
         "facts": [["Model", model], ["Held-out prompts", str(n)], ["Answers to each", str(size.samples)]],
         "text": [SCALES],
