@@ -6,10 +6,13 @@ import itertools
 import math
 import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tether.report.bars import Bars, bar_chart
 from tether.report.charts import (
+    Band,
     Estimate,
     Frame,
     Series,
@@ -92,10 +95,50 @@ def test_unbounded_interval_ends_at_the_edge_of_the_chart() -> None:
     assert "inf" not in re.sub(r"<title>.*?</title>|aria-label=\"[^\"]*\"", "", chart.svg)
 
 
+def test_a_band_covers_its_stretch_and_ends_with_the_axis() -> None:
+    chart = line_chart(
+        [Series("a", [(0.0, 0.0), (2.0, 1.0)])], title="t", y_label="u", x_label="x", whole_x=False, bands=[Band(1.0, math.inf, "flat")]
+    )
+    band = re.search(r'class="band" x="([\d.]+)" y="\S+" width="([\d.]+)"', chart.svg)
+    line = re.search(r'points="([\d.]+),\S+ ([\d.]+),', chart.svg)
+    assert band is not None
+    assert line is not None
+    left, right = float(line.group(1)), float(line.group(2))
+    assert math.isclose(float(band.group(1)), (left + right) / 2, abs_tol=0.11)
+    assert math.isclose(float(band.group(1)) + float(band.group(2)), right, abs_tol=0.11)
+
+
+def test_bars_start_at_zero_and_are_as_long_as_their_values() -> None:
+    chart = bar_chart([Bars("a", [2.0, -1.0]), Bars("b", [4.0, math.inf])], ["now", "then"], title="t", x_label="u")
+    bars = [tuple(map(float, b)) for b in re.findall(r'class="fill" x="([\d.]+)" y="[\d.]+" width="([\d.]+)"', chart.svg)]
+    (x2, w2), (x1, w1), (x4, w4), (_, none) = bars
+    assert math.isclose(w2, 2 * w1, abs_tol=0.2)
+    assert math.isclose(w4, 2 * w2, abs_tol=0.2)
+    assert x2 == x4
+    assert math.isclose(x1 + w1, x2, abs_tol=0.11)  # to the left of zero
+    assert none == 0.0
+    assert chart.rows == [["a", "2", "−1"], ["b", "4", "infinite"]]
+    assert [name for name, _, _ in chart.legend] == ["now", "then"]
+
+
+def test_every_bar_has_a_series() -> None:
+    with pytest.raises(ValueError, match="each name needs 2 values"):
+        bar_chart([Bars("a", [1.0])], ["now", "then"], title="t", x_label="u")
+
+
+@pytest.mark.parametrize("value", [0.0, -3.0, 1e9, math.nan])
+def test_any_bar_is_drawn_inside_its_picture(value: float) -> None:
+    chart = bar_chart([Bars("a", [value])], ["now"], title="t", x_label="u", mark=1.0, mark_label="one")
+    inside = re.sub(r"<title>.*?</title>|aria-label=\"[^\"]*\"|<text.*?</text>", "", chart.svg)
+    assert "nan" not in inside
+    assert all(0 <= float(x) <= 460 for x in re.findall(r'class="fill" x="([\d.-]+)"', inside))
+
+
 def test_labels_are_escaped_in_the_picture() -> None:
     evil = '<b>&"'
     charts = [
-        line_chart([Series(evil, [(1, 1.0)])], title=evil, y_label=evil, x_label=evil, mark=0.0, mark_label=evil),
+        line_chart([Series(evil, [(1, 1.0)])], title=evil, y_label=evil, x_label=evil, mark=0.0, mark_label=evil, bands=[Band(0, 1, evil)]),
+        bar_chart([Bars(evil, [1.0, 2.0])], [evil, evil], title=evil, x_label=evil, mark=0.5, mark_label=evil),
         interval_chart([Estimate(evil, 1, 0, 2)], title=evil, x_label=evil, mark=0.5, mark_label=evil),
         scatter_chart([(0.0, 1.0), (1.0, 2.0)], title=evil, x_label=evil, y_label=evil, limits_x=(0.0, None)),
         calibration_chart(

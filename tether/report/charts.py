@@ -40,6 +40,15 @@ class Estimate:
 
 
 @dataclass(frozen=True)
+class Band:
+    """A stretch of the x axis that stands out, with a short word in it."""
+
+    low: float
+    high: float
+    label: str = ""
+
+
+@dataclass(frozen=True)
 class Chart:
     """A figure of the page: the picture, what its colours mean, and its numbers as a table."""
 
@@ -66,16 +75,18 @@ def line_chart(
     wide: bool = False,
     whole_x: bool = True,
     smooth: bool = True,
+    bands: Sequence[Band] = (),
 ) -> Chart:
     """Lines over steps. Noisy lines show each step thin and a running mean thick (unless not `smooth`); `mark` is a level to compare with.
 
-    `whole_x`: ticks of the x axis at whole numbers only, as steps are.
+    `whole_x`: ticks of the x axis at whole numbers only, as steps are. `bands` are shaded behind the lines.
     """
     xs, ys = _finite(series)
     x_low, x_high = (min(xs), max(xs)) if xs else (0.0, 1.0)
     y_low, y_high = _span([*ys, *([] if mark is None else [mark]), *([0.0] if with_zero else [])], limits)
     frame = Frame((x_low, x_high if x_high > x_low else x_low + 1), (y_low, y_high), x_label, y_label, whole_x=whole_x)
-    body, notes = [], []
+    notes: list[str] = []
+    body = [frame.band(b) for b in bands]
     if mark is not None:
         body.append(frame.level(mark, mark_label))
     smoothed_over = 1
@@ -223,6 +234,12 @@ class Frame:
         side = "start" if x < (self.left + self.right) / 2 else "end"
         text = f'<text class="tick" x="{x + (4 if side == "start" else -4):.1f}" y="12" text-anchor="{side}">{escape(label)}</text>'
         return f'<line class="mark" x1="{x:.1f}" y1="3" x2="{x:.1f}" y2="{self.bottom:.1f}"/>{text}'
+
+    def band(self, band: Band) -> str:
+        low, high = (self.x(max(self.x_range[0], min(self.x_range[1], v))) for v in (band.low, band.high))
+        rect = f'<rect class="band" x="{low:.1f}" y="{self.top:.1f}" width="{high - low:.1f}" height="{self.bottom - self.top:.1f}"/>'
+        text = f'<text class="tick" x="{(low + high) / 2:.1f}" y="{self.top + 14:.1f}" text-anchor="middle">{escape(band.label)}</text>'
+        return rect + (text if band.label else "")
 
     def svg(self, body: Sequence[str], spoken: str) -> Markup:
         out = [f'<svg viewBox="0 0 {WIDTH} {self.height:.0f}" role="img" aria-label="{escape(spoken)}">']
