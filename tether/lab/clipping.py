@@ -144,7 +144,7 @@ def run(variant: Variant) -> Result:
                 [
                     "∂L/∂log π: how hard the token's log-probability is pushed up (above 0) or down (below 0). "
                     "PPO pushes with ρ·A or not at all. CISPO, min(ρ, 1.2)·A, never lets a token go. The dual clip lets go of a bad token "
-                    "beyond ρ = 3, where PPO pushes harder and harder. All meet at ρ = 1.",
+                    "beyond ρ = 3, where PPO pushes harder and harder. At ratio 1 all are the same.",
                 ],
                 [push_chart(1.0), push_chart(-1.0)],
             ),
