@@ -228,7 +228,7 @@ def run(variant: Variant) -> Result:
                 "What a baseline is worth",
                 [
                     "Variance of (1/G) Σ (R − b)·∇log p, summed over its entries: for a constant b a parabola, exact by enumeration, lowest at "
-                    "b* = E[R·|∇log p|²] / E[|∇log p|²]. On the right: the variance of 4,000 measured batches over the exact one, with 95 % intervals."
+                    "b* = E[R·|∇log p|²] / E[|∇log p|²]. Beside it: the variance of 4,000 measured batches over the exact one, with 95 % intervals."
                 ],
                 [_parabola(w), _agreement(measured)],
             ),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from tether.report.charts import CHARACTER, Chart, Frame
+from tether.report.charts import NAME_CHARACTER, Chart, Frame
 from tether.report.numbers import number
 
 THICK, BETWEEN = 15, 11  # height of a bar, space between two names
@@ -37,7 +37,7 @@ def bar_chart(
     """Bars from zero to their values, the value written at the end of each. `series` are the names of the colours, `text` writes a value."""
     if any(len(b.values) != len(series) for b in bars):
         raise ValueError(f"each name needs {len(series)} values, one for each of {', '.join(series)}")
-    left = 14 + CHARACTER * max(len(b.label) for b in bars)
+    left = 14 + NAME_CHARACTER * max(len(b.label) for b in bars)
     top = 18 if mark is not None else 6
     step = THICK * len(series) + BETWEEN
     frame = Frame(_limits(bars, mark), (0, 1), x_label, "", left=left, top=top, height=top + step * len(bars) + 44, y_axis=False)

@@ -13,6 +13,7 @@ from tether.report.numbers import number
 
 WIDTH, HEIGHT = 460, 240
 CHARACTER = 6.8  # width of a tick label's character at the style sheet's 11.5 px, with room for the larger one on phones
+NAME_CHARACTER = 8.4  # width of a character of a row's name at the 15 px of phones
 MOST_POINTS = 400  # a longer line is averaged in buckets: more than a screen can show
 Point = tuple[float, float]
 
@@ -131,7 +132,7 @@ def interval_chart(
     """Estimates as dots with their intervals as bars, one below the other."""
     ends = [x for e in estimates for x in (e.value, e.low, e.high) if math.isfinite(x)]
     low, high = _span([*ends, *([] if mark is None else [mark])], limits)
-    label_width = 14 + CHARACTER * max(len(e.label) for e in estimates)
+    label_width = 14 + NAME_CHARACTER * max(len(e.label) for e in estimates)
     top = 18 if mark is not None else 6
     height = top + 34 * len(estimates) + 44
     frame = Frame((low, high), (0, 1), x_label, "", left=label_width, top=top, height=height, y_axis=False)
