@@ -57,6 +57,14 @@ def test_line_goes_through_its_points() -> None:
     assert y1 == y3 > y2  # down the page is down the scale
 
 
+def test_points_that_are_not_joined_have_no_line() -> None:
+    points = [(0.0, 1.0), (1.0, 2.0), (2.0, 0.0)]
+    joined, alone = (line_chart([Series("a", points, dots=True, joined=j)], title="t", y_label="u").svg for j in (True, False))
+    assert joined.count("<circle") == alone.count("<circle") == 3
+    assert joined.count("<polyline") == 1
+    assert "<polyline" not in alone
+
+
 def test_constant_lines_and_single_points_are_drawn() -> None:
     for points in ([(1, 0.0)], [(1, 3.0), (2, 3.0)], [(5, -1e-9)], []):
         chart = line_chart([Series("a", points)], title="t", y_label="u")

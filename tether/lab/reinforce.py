@@ -297,7 +297,7 @@ def _parabola(w: World) -> Chart:
             Series("constant b", [(b, w.constant_variance(b)) for b in levels], 1),
             Series("none: b = 0", [(0.0, w.constant_variance(0.0))], 2, dots=True),
             Series(f"the value, {w.value:.2f}, and b* = {w.best_baseline:.2f}",
-                   [(b, w.constant_variance(b)) for b in (w.value, w.best_baseline)], 3, dots=True),
+                   [(b, w.constant_variance(b)) for b in (w.value, w.best_baseline)], 3, dots=True, joined=False),
             Series("leave one out", [(levels[0], loo), (levels[-1], loo)], 4, dashed=True),
         ],
         title="Variance against the baseline",

@@ -20,13 +20,17 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Series:
-    """One line or cloud of points. `colour` 1-5 is an entry of the palette. Points that are not finite are gaps."""
+    """One line or cloud of points. `colour` 1-5 is an entry of the palette. Points that are not finite are gaps.
+
+    `dots` marks each point on the line; with `joined` off there is no line between them.
+    """
 
     label: str
     points: Sequence[Point]
     colour: int = 1
     dots: bool = False
     dashed: bool = False
+    joined: bool = True
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ def line_chart(
             notes.append(f"{s.label}: {lost} of {len(s.points)} values are not finite and leave gaps.")
         if s.dots or len(points) == 1:
             body += [frame.dot(p, s.colour, f"{s.label}, {x_label} {number(p[0])}: {number(p[1])}") for p in points]
-        if s.dots and len(points) < 2:
+        if s.dots and (len(points) < 2 or not s.joined):
             continue
         window = _window(len(points)) if smooth else 1
         noisy = window > 1 and not s.dots
