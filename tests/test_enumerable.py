@@ -18,22 +18,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests import enumerable
-from tests.enumerable import INDEX, LENGTH, LENGTHS, MASK, PROMPT_IDS, REWARDS, STRINGS, total_variation
-from tests.fixed_points import Rule, field, fixed_point, moments, settled
 from tether.algorithms import grpo
 from tether.engines.local import LocalSampler, Request
 from tether.engines.sampling import Sampling
 from tether.losses.sheet import POLICY_PRESETS
 from tether.policy import Policy
 from tether.recipe import GRPORecipe
-from tether.reward import Rewards
-from tether.rollout import Rollout, View
 from tether.run import Run
-from tether.token_batch import MiniBatch, Part, TokenBatch, mini_batches, parts, token_batch
+from tether.token_batch import mini_batches, parts, token_batch
+from tether.verify import enumerable
+from tether.verify.enumerable import INDEX, LENGTH, LENGTHS, MASK, PROMPT_IDS, REWARDS, STRINGS, total_variation
+from tether.verify.expectation import EVEN, START, attempt, in_float64, judges, led_by_expectation, step_loss
+from tether.verify.fixed_points import Rule, field, fixed_point, moments, settled
 
 N = len(STRINGS)
-JUDGES = Rewards([enumerable.reward])
 
 
 @dataclass(frozen=True)
@@ -74,47 +72,11 @@ def recipe_of(name: str, group: int, **changes: Any) -> GRPORecipe:
     return GRPORecipe(**{**size, **given, **changes})
 
 
-def attempt(i: int, group: int = 0, sample: int = 0) -> Rollout:
-    """String i as an attempt. Its log-probs as sampled are for metrics alone here, and left at 0."""
-    n, tokens, value = int(LENGTHS[i]), list(STRINGS[i]), float(REWARDS[i])
-    finish: Any = "stop" if tokens[-1] == enumerable.END else "length"
-    same: Any = {"prompt": enumerable.PROMPT, "prompt_ids": PROMPT_IDS, "view": View("", ""), "policy_version": 0, "rewards": {"r": value}}
-    return Rollout(
-        0,
-        group,
-        sample,
-        tokens=tokens,
-        trained=[True] * n,
-        logps=[0.0] * n,
-        sampling_logps=[0.0] * n,
-        finish_reason=finish,
-        total=value,
-        **same,
-    )
-
-
-ATTEMPTS = [attempt(i) for i in range(N)]
-
-
-def step_loss(recipe: GRPORecipe, rows: Tensor, lp: Tensor, ref: Tensor) -> Tensor:
-    """The loss of one group, `rows` (R,) of STRINGS, by the functions that the loop itself runs. `lp`, `ref`: (40, 3)."""
-    here, mask, n = lp[rows], MASK[rows], len(rows)
-    rollouts = [ATTEMPTS[i] for i in rows.tolist()]
-    batch = TokenBatch(rollouts, [], [], [], mask, here.detach(), REWARDS[rows], torch.zeros(n, dtype=torch.long))
-    advantages = grpo.advantages_of(recipe, batch, here.detach(), ref[rows], recipe.beta, JUDGES)
-    whole: Any = None  # the packed stream, which no loss reads
-    part, mini = Part(whole, torch.arange(n)), MiniBatch([0], int(mask.sum()), n, n)
-    return grpo.part_loss(recipe, batch, part, mini, here, advantages, here.detach(), ref[rows], None, recipe.beta)[0]
-
-
 def test_every_preset_is_here() -> None:
     assert {m.settings["preset"] for m in METHODS.values() if "preset" in m.settings} == set(POLICY_PRESETS) - {"ppo"}
 
 
 # --- where a method ends ----------------------------------------------------------------------------------------------------------
-
-EVEN = 2048  # rows of a group that stands for an endless one
-START = 9  # a seed: its answers are of all lengths, so that methods which weigh lengths differently end far apart
 
 
 @pytest.fixture(scope="module")
@@ -127,12 +89,6 @@ def start_logps(start: Path) -> Tensor:
     return enumerable.table(in_float64(start)).detach()
 
 
-def in_float64(folder: Path) -> Policy:
-    policy = Policy.load(folder, precision="fp32")
-    policy.model.double()
-    return policy
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_at_the_fixed_point_the_expected_update_is_nothing(name: str, start_logps: Tensor) -> None:
     m = METHODS[name]
@@ -140,27 +96,6 @@ def test_at_the_fixed_point_the_expected_update_is_nothing(name: str, start_logp
     assert float(p.sum()) == pytest.approx(1, abs=1e-12)
     assert max(abs(x) for row in field(m.rule, p, start_logps, m.beta).values() for x in row) < 1e-12
     assert max(abs(x) for row in field(m.rule, start_logps.sum(1).exp(), start_logps, m.beta).values() for x in row) > 1e-2
-
-
-def even_group(p: Tensor, size: int) -> Tensor:
-    """What a group of `size` holds when chance plays no part: each string as often as its probability says, to a whole number."""
-    wanted = p * size
-    counts = wanted.floor()
-    counts[(wanted - counts).argsort(descending=True)[: round(size - float(counts.sum()))]] += 1
-    return torch.repeat_interleave(torch.arange(N), counts.long())
-
-
-def led_by_expectation(recipe: GRPORecipe, start: Path, ref: Tensor, steps: int = 200, rate: float = 0.01) -> Tensor:
-    """The distribution (40,) where the expected updates of a method bring a transformer."""
-    policy = in_float64(start)
-    optimizer = torch.optim.Adam(policy.parameters().values(), lr=rate, betas=(0.8, 0.98))
-    for step in range(steps):
-        optimizer.param_groups[0]["lr"] = rate * min(1, 2 * (1 - step / steps))
-        lp = enumerable.table(policy)
-        optimizer.zero_grad()
-        step_loss(recipe, even_group(lp.detach().sum(1).exp(), EVEN), lp, ref).backward()
-        optimizer.step()
-    return enumerable.distribution(policy)
 
 
 @pytest.mark.slow
@@ -375,7 +310,7 @@ def test_the_updates_of_the_loop_backpropagate_just_that(name: str, budget: int,
     batch = token_batch([[attempt(i, g, k) for k, i in enumerate(rows)] for g, rows in enumerate(chosen)])
     rows = torch.tensor(chosen).flatten()
     old, ref = world.lp[rows], world.ref[rows]
-    advantages = grpo.advantages_of(recipe, batch, old, ref, recipe.beta, JUDGES)
+    advantages = grpo.advantages_of(recipe, batch, old, ref, recipe.beta, judges())
     loop: Any = Caught(world)
     grpo.updates(recipe, world.policy, loop, batch, advantages, old, ref, recipe.beta)
     [mini] = mini_batches(batch, 1, "")

@@ -17,89 +17,29 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests import enumerable
-from tests.enumerable import INDEX, LENGTH, LENGTHS, MASK, PROMPT_IDS, REWARDS, STRINGS, Tree, total_variation
-from tests.fixed_points import moments, optimum, optimum_of_scaled
-from tests.test_enumerable import (
-    ATTEMPTS,
-    DIRECTIONS,
-    EXACT,
-    THREE_STANDARD_ERRORS,
-    Caught,
-    World,
-    attempt,
-    even_group,
-    in_float64,
-    start,
-    start_logps,
-)
+from tests.test_enumerable import DIRECTIONS, EXACT, THREE_STANDARD_ERRORS, Caught, World, start, start_logps
 from tether import rollout
 from tether.algorithms import ppo
 from tether.engines.local import LocalSampler, Request
 from tether.engines.sampling import Sampling
 from tether.packing import Packed
 from tether.policy import Policy
-from tether.ppo_scores import RunningSpread, scores_of
 from tether.recipe import PPORecipe
 from tether.run import Run
-from tether.token_batch import MiniBatch, Part, TokenBatch, token_batch
+from tether.token_batch import token_batch
+from tether.verify import enumerable
+from tether.verify.enumerable import INDEX, LENGTH, MASK, PROMPT_IDS, REWARDS, total_variation
+from tether.verify.expectation import attempt, even_group
+from tether.verify.expectation_ppo import CUT, STATES, N, foreseen, led_by_expectation, look_at, pull
+from tether.verify.fixed_points import moments, optimum, optimum_of_scaled
 
 __all__ = ["start", "start_logps"]  # fixtures
-N, EVEN, NONE_YET = len(STRINGS), 2048, RunningSpread()
-STATES = Tree.made().rows  # (40, 3): which prefix is ahead of each token
-CUT = torch.tensor([s[-1] != enumerable.END for s in STRINGS])
 EXACT_SETTINGS: dict[str, Any] = {"lam": 1.0, "gamma": 1.0, "whiten_advantages": False, "beta": 0.5}
 
 
 def recipe_of(**changes: Any) -> PPORecipe:
     size = {"model": "m", "data": "d", "batch_size": 128, "num_generations": 128, "max_completion_length": LENGTH}
     return PPORecipe(**{**size, **EXACT_SETTINGS, "updates_per_batch": 1, **changes})
-
-
-def foreseen(recipe: PPORecipe, lp: Tensor, ref: Tensor, rewards: Tensor = REWARDS) -> Tensor:
-    """(40, 3): what a critic says that has learnt everything: the mean discounted reward to go from the state ahead of each token."""
-    to_go = -recipe.beta * (lp - ref) * MASK
-    to_go[torch.arange(N), LENGTHS - 1] += rewards
-    for t in (1, 0):
-        to_go[:, t] += recipe.gamma * to_go[:, t + 1] * MASK[:, t + 1]
-    p = lp.sum(1).exp()[:, None] * MASK
-    mass, total = (torch.zeros(13, dtype=torch.float64).index_add_(0, STATES[MASK], x[MASK]) for x in (p, p * to_go))
-    return (total / mass)[STATES] * MASK
-
-
-def look_at(
-    recipe: PPORecipe, rows: Tensor, lp: Tensor, ref: Tensor, values: Tensor, spread: RunningSpread = NONE_YET
-) -> tuple[TokenBatch, ppo.Before, Tensor, Tensor]:
-    """Strings `rows` as a step of the loop sees them before its updates: batch, constants, advantages, returns.
-
-    `spread`: of the rewards before this step.
-    """
-    here = lp.detach()[rows]
-    rollouts = [ATTEMPTS[i] for i in rows.tolist()]
-    batch = TokenBatch(rollouts, [], [], [], MASK[rows], here, REWARDS[rows], torch.zeros(len(rows), dtype=torch.long))
-    before = ppo.Before(here, values[rows], ref[rows])
-    scores, *_ = scores_of(recipe, batch, spread)
-    return batch, before, *ppo.advantages_of(recipe, batch, before, scores, recipe.beta)
-
-
-def pull(
-    recipe: PPORecipe,
-    rows: Tensor,
-    lp: Tensor,
-    ref: Tensor,
-    values: Tensor,
-    spread: RunningSpread = NONE_YET,
-    *,
-    per_answer: bool = False,
-) -> Tensor:
-    """(40, 3): what a step on strings `rows` adds to each log-prob, by the loop's own functions. `per_answer`: a sum over tokens and a
-    mean over answers in place of the mean over tokens, which has a random number below the line."""
-    batch, before, advantages, returns = look_at(recipe, rows, lp, ref, values, spread)
-    leaf, n = lp.detach().clone().requires_grad_(), len(rows)
-    whole: Any = None  # the packed stream, which no loss reads
-    part, mini = Part(whole, torch.arange(n)), MiniBatch([0], n if per_answer else int(batch.mask.sum()), n, n)
-    loss, _ = ppo.part_loss(recipe, batch, part, mini, leaf[rows], values[rows], before, advantages, returns, None)
-    return -torch.autograd.grad(loss, leaf)[0]
 
 
 @pytest.fixture(scope="module")
@@ -205,30 +145,6 @@ def test_the_updates_of_the_loop_backpropagate_just_that(budget: int, settings: 
 
 
 # --- where a run ends -------------------------------------------------------------------------------------------------------------
-
-
-def led_by_expectation(
-    recipe: PPORecipe, start: Path, ref: Tensor, knowing: bool, steps: int = 200, rate: float = 0.01
-) -> tuple[Tensor, list[float]]:
-    """The distribution (40,) where expected updates bring a transformer, with a critic that knows everything or says 0; and after
-    each step the spread of all rewards so far."""
-    policy, spread, spreads = in_float64(start), NONE_YET, []
-    optimizer = torch.optim.Adam(policy.parameters().values(), lr=rate, betas=(0.8, 0.98))
-    rewards = REWARDS if recipe.score_clip is None else REWARDS.clamp(-recipe.score_clip, recipe.score_clip)
-    rewards = rewards - recipe.missing_end_penalty * CUT
-    for step in range(steps):
-        optimizer.param_groups[0]["lr"] = rate * min(1, 2 * (1 - step / steps))
-        lp = enumerable.table(policy)
-        now = lp.detach()
-        values = foreseen(recipe, now, ref, rewards) if knowing else torch.zeros_like(now)
-        rows = even_group(now.sum(1).exp(), EVEN)
-        c = pull(recipe, rows, now, ref, values, spread)
-        spread = spread.with_values(REWARDS[rows])
-        spreads.append(spread.std)
-        optimizer.zero_grad()
-        (-(c * lp).sum()).backward()
-        optimizer.step()
-    return enumerable.distribution(policy), spreads
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tests.enumerable import END, INDEX, LENGTH, LENGTHS, REWARDS, STRINGS, WORDS
+from tether.verify.enumerable import END, INDEX, LENGTH, LENGTHS, REWARDS, STRINGS, WORDS
 
 Prefix = tuple[int, ...]
 

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from tests.tiny import tiny_config, tiny_model
 from tether.batch import Example
 from tether.models import save_model
 from tether.packing import pack
 from tether.policy import Policy
 from tether.token_rows import to_rows
+from tether.verify.small import llama_config, random_model
 
 WORDS = ["a", "b", "c", "</s>"]
 END, LENGTH = 3, 3
@@ -47,18 +47,18 @@ REWARDS = torch.rand(len(STRINGS), generator=torch.Generator().manual_seed(7), d
 
 
 def reward(prompts: Any, completions: Any, completion_ids: list[list[int]]) -> list[float]:
+    """`REWARDS` as a reward function."""
     return [float(REWARDS[INDEX[tuple(ids)]]) for ids in completion_ids]
 
 
 def save(folder: Path, seed: int = 0, **changes: Any) -> Path:
+    """A model folder: the tokenizer of `WORDS` and random weights."""
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token=WORDS[1]))
     inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>", pad_token="</s>")
-    ids = {"vocab_size": 4, "bos_token_id": None, "eos_token_id": END, "pad_token_id": END}
-    config = tiny_config(
-        **{"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "tie_word_embeddings": False, **ids, **changes}
-    )
-    return save_model(tiny_model(config, seed), tokenizer, folder)
+    ids = {"bos_token_id": None, "eos_token_id": END, "pad_token_id": END}
+    size = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "tie_word_embeddings": False}
+    return save_model(random_model(llama_config(4, **{**size, **ids, **changes}), seed), tokenizer, folder)
 
 
 def table(policy: Policy) -> Tensor:
