@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.lab_docs import rows_missing
 from tether.lab import clipping
 from tether.lab.clipping import DUAL, EPS, LECTURE_ROWS, NO_CLIP, RULES, flat, lecture_rows, moved_gradients, push
 
@@ -62,8 +63,9 @@ def test_without_a_clip_old_samples_give_the_exact_gradient_and_reinforce_does_n
     assert (moved["REINFORCE"] - moved["exact"]).norm() > 0.1 * moved["exact"].norm()
 
 
-def test_the_page_says_what_was_measured() -> None:
+def test_the_page_and_the_docs_say_what_was_measured() -> None:
     result = clipping.EXPERIMENT.run("both")
+    assert rows_missing("clipping", result.tables) == []
     assert [row[-1] for row in result.tables[0].rows] == ["1", "1", "0", "0", "−1", "−1"]
     assert [row[-2] for row in result.tables[0].rows] == ["0.5", "1.0", "1.2", "−0.8", "−1.0", "−1.5"]
     assert result.differences[0].true == "0.5, 1, 1.5"

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from tests.lab_docs import rows_missing
 from tether.lab import collapse, dpo, hidden_reward, stale_pairs
 from tether.losses.preference import preference_loss
 
@@ -15,7 +16,7 @@ from tether.losses.preference import preference_loss
 
 @pytest.mark.parametrize("beta", [0.1, 0.5, 1.0, 5.0])
 def test_the_optimum_returns_its_reward_and_z_cancels_from_differences(beta: float) -> None:
-    best = hidden_reward.optimum(beta)
+    best = hidden_reward.hidden(beta)
     assert float(best.p.sum()) == pytest.approx(1.0, abs=1e-14)
     assert best.reward_error < 1e-12
     assert best.difference_error < 1e-12
@@ -24,7 +25,7 @@ def test_the_optimum_returns_its_reward_and_z_cancels_from_differences(beta: flo
 
 
 def test_the_optimum_is_worth_beta_log_z_and_nothing_is_worth_more() -> None:
-    best = hidden_reward.optimum()
+    best = hidden_reward.hidden()
     most = hidden_reward.objective(best.p)
     assert most == pytest.approx(hidden_reward.BETA * best.log_z, rel=1e-14)
     rng = torch.Generator().manual_seed(0)
@@ -38,13 +39,13 @@ def test_the_optimum_is_worth_beta_log_z_and_nothing_is_worth_more() -> None:
 
 @pytest.mark.parametrize(("better", "worse"), hidden_reward.PAIRS)
 def test_at_the_optimum_dpo_says_what_bradley_and_terry_say(better: int, worse: int) -> None:
-    pair = hidden_reward.pair(hidden_reward.optimum().p.log(), better, worse)
+    pair = hidden_reward.pair(hidden_reward.hidden().p.log(), better, worse)
     loss, _ = preference_loss(pair, "dpo", beta=hidden_reward.BETA)
     assert math.exp(-loss.item()) == pytest.approx(hidden_reward.preferred(better, worse), rel=1e-14)
 
 
 def test_comparisons_alone_lead_to_the_optimum() -> None:
-    best = hidden_reward.optimum().p
+    best = hidden_reward.hidden().p
     logits = best.log().requires_grad_()
     (gradient,) = torch.autograd.grad(hidden_reward.expected_loss(logits.log_softmax(0)), logits)
     assert float(gradient.abs().max()) < 1e-16
@@ -162,8 +163,9 @@ def test_a_seed_gives_one_run() -> None:
     assert first == again != other
 
 
-def test_the_page_says_what_was_measured() -> None:
+def test_the_page_and_the_docs_say_what_was_measured() -> None:
     result = dpo.EXPERIMENT.run("both")
+    assert rows_missing("dpo", result.tables) == []
     _, quiz, *_ = result.tables
     assert [row[3] for row in quiz.rows] == [f"{v[2]:.6f}" for v in QUIZ.values()]
     assert "95.2 %" in quiz.caption

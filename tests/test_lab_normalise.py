@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from tests.lab_docs import rows_missing
 from tether.lab import normalise
 from tether.lab.normalise import KINDS, PRINTED, SHOWN, advantages, groups_that_print, pull, right_and_wrong
 
@@ -64,8 +65,9 @@ def test_the_pull_of_a_group_is_the_closed_form(k: int) -> None:
     assert pull(8, k, divided=True) == pytest.approx(2 * math.sqrt(k * (8 - k) * 7 / 8), rel=1e-12)
 
 
-def test_the_page_says_what_was_measured() -> None:
+def test_the_page_and_the_docs_say_what_was_measured() -> None:
     result = normalise.EXPERIMENT.run("both")
+    assert rows_missing("normalise", result.tables) == []
     for k, row in EIGHT.items():
         assert list(result.tables[0].rows[k - 1]) == [str(k), *(f"{v:.4f}".replace("-", "−") for v in row)]
     assert result.tables[1].rows == [["1 right of 3", "sample", "+1.1547", "−0.5774"]]

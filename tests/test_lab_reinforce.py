@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from tests.lab_docs import rows_missing
 from tether.advantage import batch_mean, group_mean
 from tether.lab import reinforce
 from tether.lab.reinforce import ANSWERS, LOGITS, REWARDS, ascent, baselines, logps, measure, world
@@ -102,8 +103,9 @@ def test_learning_without_a_baseline_ends_lower() -> None:
     assert ends["none"] < ends["leave one out"] - 0.1
 
 
-def test_the_page_says_what_was_measured() -> None:
+def test_the_page_and_the_docs_say_what_was_measured() -> None:
     result = reinforce.EXPERIMENT.run("both")
+    assert rows_missing("reinforce", result.tables) == []
     w = world()
     trick, five = result.tables
     assert all(float(row[1].replace("−", "-")) < 1e-15 for row in trick.rows[1:3])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tether.lab import collapse, hidden_reward, stale_pairs
+from tether.lab import bandit, collapse, hidden_reward, stale_pairs
 from tether.lab.catalogue import NAMES
 from tether.lab.experiment import Difference, Experiment, Result, Variant
 from tether.losses.preference import PairLogps, preference_loss
@@ -43,7 +43,7 @@ def quiz(beta: float, log_ratios: tuple[float, float] = QUIZ) -> Quiz:
 
 
 def run(variant: Variant) -> Result:
-    best = hidden_reward.optimum()
+    best = hidden_reward.hidden()
     trained = hidden_reward.train()
     distance = 0.5 * float((trained - best.p).abs().sum())
     shares = {share: collapse.train("DPO", share=share, until_gap=GAP) for share in SHARES}
@@ -109,7 +109,7 @@ def run(variant: Variant) -> Result:
 # Tables ----------------------------------------------------------------------------------------------------------------------------
 
 
-def _reward_table(best: hidden_reward.Optimum, trained: torch.Tensor) -> Table:
+def _reward_table(best: hidden_reward.Hidden, trained: torch.Tensor) -> Table:
     rows = [
         [
             "ABCDE"[i],
@@ -153,7 +153,7 @@ def _share_table(shares: dict[float, collapse.Path]) -> Table:
             for share, p in shares.items()
         ],
         "DPO: how much chosen and rejected share",
-        "Score: φ(chosen)·φ(rejected) − |φ(chosen)|²; the chosen answer falls where it is above 0. "
+        "Score: φ(chosen)·φ(rejected) − |φ(chosen)|²; here the chosen answer falls where it is above 0. "
         f"Measured where the gap has grown to {number(GAP)} nats. Chosen, rejected: change of log-probability in nats. Other answers: probability of all "
         f"that the pair does not mention, {percent(next(iter(shares.values())).others[0])} at the start. True reward at the start: "
         f"{next(iter(shares.values())).reward[0]:.2f}.",
@@ -190,7 +190,7 @@ def _stale_table(learned: dict[str, stale_pairs.Learned]) -> Table:
             ["reference", f"{float(stale_pairs.REF @ stale_pairs.REWARDS):.2f}", percent(float(stale_pairs.REF[stale_pairs.BEST])), "0"],
             *([name, f"{v.reward[-1]:.2f}", percent(v.best), number(v.kl)] for name, v in learned.items()),
             ["limit of the fixed pairs", f"{float(limit @ stale_pairs.REWARDS):.2f}", percent(float(limit[stale_pairs.BEST])),
-             number(float(limit @ (limit / stale_pairs.REF).log()))],
+             number(float(bandit.kl(limit.log(), stale_pairs.REF.log())))],
         ],
         f"After {updates} updates of {stale_pairs.ANSWERS} answers, mean of {stale_pairs.RUNS} runs",
         f"β = {stale_pairs.BETA}. The optimum of r − β·KL earns {stale_pairs.optimal_reward():.2f}.",
@@ -201,7 +201,7 @@ def _stale_table(learned: dict[str, stale_pairs.Learned]) -> Table:
 # Pictures --------------------------------------------------------------------------------------------------------------------------
 
 
-def _reward_chart(best: hidden_reward.Optimum, trained: torch.Tensor) -> Chart:
+def _reward_chart(best: hidden_reward.Hidden, trained: torch.Tensor) -> Chart:
     beta = hidden_reward.BETA
     said = beta * (trained / hidden_reward.REF).log()
     ends = (0.0, 3.5)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tether.lab import bandit
 from tether.losses.preference import PairLogps, preference_loss
 
 REF = torch.tensor([0.40, 0.30, 0.15, 0.10, 0.05], dtype=torch.float64)
@@ -24,7 +25,7 @@ BETA = 0.5
 
 
 @dataclass(frozen=True)
-class Optimum:
+class Hidden:
     """All over answers (N,). `implicit` is beta log(p*/ref); `recovered` adds beta log Z to it."""
 
     p: Tensor
@@ -42,16 +43,17 @@ class Optimum:
         return float(((self.implicit[:, None] - self.implicit) - (REWARDS[:, None] - REWARDS)).abs().max())
 
 
-def optimum(beta: float = BETA) -> Optimum:
-    weight = REF.log() + REWARDS / beta
-    log_z = torch.logsumexp(weight, 0)
-    implicit = beta * (weight - log_z - REF.log())
-    return Optimum((weight - log_z).exp(), float(log_z), implicit, implicit + beta * log_z)
+def hidden(beta: float = BETA) -> Hidden:
+    """What the optimum says of the rewards, computed from its probabilities and from Z."""
+    p = bandit.optimum(REWARDS, REF.log(), beta).p
+    log_z = float(torch.logsumexp(REF.log() + REWARDS / beta, 0))
+    implicit = beta * (p / REF).log()
+    return Hidden(p, log_z, implicit, implicit + beta * log_z)
 
 
 def objective(p: Tensor, beta: float = BETA) -> float:
     """E[r] - beta KL(p, ref), where p may put nothing on an answer."""
-    return float(p @ REWARDS - beta * torch.where(p > 0, p * (p / REF).log(), 0.0).sum())
+    return float(p @ REWARDS - beta * bandit.kl(p.log(), REF.log()))
 
 
 def greedy() -> Tensor:

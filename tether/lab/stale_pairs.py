@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tether.advantage import group_norm
+from tether.lab import bandit
 from tether.losses.kl import penalised_rewards
 from tether.losses.policy_gradient import policy_loss
 from tether.losses.preference import PairLogps, preference_loss
@@ -31,7 +32,7 @@ RUNS = 32  # policies that learn side by side, each with draws of its own
 
 def optimal_reward() -> float:
     """Expected reward of ref exp(r/beta) / Z."""
-    return float((REF.log() + REWARDS / BETA).softmax(0) @ REWARDS)
+    return bandit.optimum(REWARDS, REF.log(), BETA).reward
 
 
 def limit_of_pairs() -> Tensor:
@@ -169,8 +170,7 @@ def learn(method: str, *, updates: int = 300, seed: int = 0) -> Learned:
         rewards.append(_earned(policies))
         update()
     logps = policies.logps.detach()
-    kl = (logps.exp() * (logps - REF.log())).sum(-1).mean()
-    return Learned([*rewards, _earned(policies)], float(logps.exp()[:, BEST].mean()), float(kl))
+    return Learned([*rewards, _earned(policies)], float(logps.exp()[:, BEST].mean()), float(bandit.kl(logps, REF.log()).mean()))
 
 
 def _earned(policies: Policies) -> float:
