@@ -19,7 +19,7 @@ def write(path: Path, done: Sequence[tuple[Experiment, Result]]) -> None:
     """One page for one experiment or for many; with several, a table of contents."""
     title = done[0][0].title if len(done) == 1 else "The lab"
     lead = done[0][0].question if len(done) == 1 else LEAD
-    atomic.write_file(path, render(Page(title, lead, [part(e, r) for e, r in done], FOOT)))
+    atomic.write_file(path, render(Page(title, lead, [part(e, r) for e, r in done], "Tether lab", FOOT)))
 
 
 def part(experiment: Experiment, result: Result) -> Part:

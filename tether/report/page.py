@@ -40,6 +40,7 @@ class Page:
     title: str
     lead: str
     parts: Sequence[Part]
+    brand: str = "Tether report"
     foot: str = "Made from the run directory; everything on this page is in its files. It can be made again with `tether report`."
 
 
