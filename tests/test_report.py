@@ -78,6 +78,16 @@ def log_run(folder: Path, rows: list[dict[str, object]], summary: dict[str, obje
     return folder
 
 
+def test_an_answer_may_hold_any_line_separator(tmp_path: Path) -> None:
+    """JSON leaves U+2028 and its like as they are; only a newline ends a row."""
+    folder = compared_folder(tmp_path)
+    path = folder / "samples.jsonl"
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+    rows[0]["after"]["text"] = "one\u2028two\x85three\x0cfour\u2029five"
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    assert "five" in words_of(report_html(folder))
+
+
 # The page as a file -----------------------------------------------------------------------------------------------------------
 
 

@@ -174,7 +174,7 @@ def read_prompts(path: str, *, on_bad_rows: Any = "refuse") -> tuple[list[Text],
     """Prompts of a data file, or of a .txt file with one question a line; their places; and how many rows were left out."""
     if Path(path).suffix.lower() == ".txt":
         try:
-            lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+            lines = Path(path).expanduser().read_text(encoding="utf-8").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"the file cannot be read: {error}", where=path, remedy="Wanted: UTF-8 text, one prompt a line.") from None
         asked = [(line.strip(), Source(path, i)) for i, line in enumerate(lines, 1) if line.strip()]

@@ -75,5 +75,5 @@ class DemoData:
 
 
 def read_rows(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
     return [json.loads(line) for line in lines[:limit]]

@@ -28,7 +28,9 @@ def page(folder: Path) -> Page:
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
         samples = folder / "samples.jsonl"
-        rows = [json.loads(line) for line in samples.read_text(encoding="utf-8").splitlines()] if samples.is_file() else []
+        # Not splitlines: an answer may hold a line separator (U+2028), which JSON leaves as it is.
+        lines = samples.read_text(encoding="utf-8").split("\n") if samples.is_file() else []
+        rows = [json.loads(line) for line in lines if line]
         shown = told.get("samples_shown", 3)
         charts, table = measures(told["measures"])
         result = Section("Before and after", told.get("text", []), charts, [table])
