@@ -99,7 +99,7 @@ def test_listing_162_prints_its_rows(step: int) -> None:
 def test_listing_162_counts_68_of_160_and_both_ends_of_its_ratio() -> None:
     run = as_printed.ppo()
     assert [s.below + s.above for s in run.steps] == [5, 4, 5, 6, 8, 8, 8, 8, 8, 8]
-    assert sum(s.below + s.above for s in run.steps) == 68
+    assert sum(s.below + s.above for s in run.steps) == sum(s.binding for s in run.steps) == 68
     assert [s.above for s in run.steps] == [2, 1, 0, 0, 0, 0, 0, 0, 0, 0]  # from the third step on all are on the low side
     assert digits((s.smallest_ratio for s in run.steps), ".3f") == [
         "0.612", "0.546", "0.490", "0.443", "0.407", "0.383", "0.368", "0.361", "0.357", "0.355",

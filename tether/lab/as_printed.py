@@ -110,6 +110,7 @@ class PpoStep:
     largest_ratio: np.float32
     below: int  # checks below 0.8
     above: int  # above 1.2
+    binding: int  # checks at which the minimum takes the clipped value
 
 
 @dataclass(frozen=True)
@@ -128,22 +129,20 @@ def ppo(*, inner: int = 4, outer: int = 10) -> PpoRun:
         baseline = ZERO
         for p, r in zip(old, rewards, strict=True):
             baseline = baseline + p * r
-        ratios = []
+        ratios, binding = [], 0
         for _ in range(inner):
             new = softmax(logits)
             for i, reward in enumerate(rewards):
                 ratio = new[i] / (old[i] + TINY)
                 advantage = reward - baseline
-                surrogate = min(ratio * advantage, min(max(ratio, low), high) * advantage)
+                clipped = min(max(ratio, low), high) * advantage
+                surrogate = min(ratio * advantage, clipped)
                 ratios.append(ratio)
+                binding += bool(clipped < ratio * advantage)
                 logits[i] = logits[i] + rate * surrogate * (ONE - new[i])
-        steps.append(_ppo_step(logits, ratios, low, high))
+        below, above = sum(bool(r < low) for r in ratios), sum(bool(r > high) for r in ratios)
+        steps.append(PpoStep(tuple(softmax(logits)), min(ratios), max(ratios), below, above, binding))
     return PpoRun(steps, tuple(logits))
-
-
-def _ppo_step(logits: list[np.float32], ratios: list[np.float32], low: np.float32, high: np.float32) -> PpoStep:
-    below, above = (sum(bool(b) for b in beyond) for beyond in ((r < low for r in ratios), (r > high for r in ratios)))
-    return PpoStep(tuple(softmax(logits)), min(ratios), max(ratios), below, above)
 
 
 # Listing 163: GRPO --------------------------------------------------------------------------------------------------------------------
