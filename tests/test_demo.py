@@ -14,7 +14,7 @@ from tether import cli
 from tether.demo import online, story
 from tether.demo.lessons import from_choices, from_practice
 from tether.demo.online import Trial
-from tether.demo.sampled import Answered, Measure, Side, measure
+from tether.demo.sampled import Answered, Measure, Side, answers_to, by_side, measure
 from tether.demo.sizes import QUICK, TINY, Clock
 from tether.demo.world import DemoData, choice_probability, length_cost, read_rows, sentiment, true_taste
 from tether.errors import UserError
@@ -259,3 +259,11 @@ def test_tiny_demos_page_tells_all_three_parts(told: Path) -> None:
 def test_demo_writes_nothing_beside_the_package(told: Path) -> None:
     assert {p.suffix for p in DATA.pairs_train.parent.iterdir()} == {".jsonl"}
     assert (told / "data" / "pairs_train.jsonl").is_file()
+
+
+def test_answers_read_prompt_by_prompt_come_back_to_their_sides() -> None:
+    a, b = ([Answered(f"{name}{i}", i + 1, True) for i in range(n)] for name, n in (("a", 4), ("b", 2)))
+    in_a_row = [x.text for i in range(2) for x in answers_to(i, ["p", "q"], [a, b])]
+    assert in_a_row == ["a0", "a1", "b0", "a2", "a3", "b1"]
+    values = dict(zip(in_a_row, range(6), strict=True))
+    assert by_side([values[t] for t in in_a_row], ["p", "q"], [a, b]) == [[values[x.text] for x in side] for side in (a, b)]

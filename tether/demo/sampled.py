@@ -11,6 +11,8 @@ from tether import stats
 from tether.demo.world import FREE_TOKENS, length_cost, sentiment
 from tether.progress import Progress
 
+PROMPTS_AT_ONCE = 16  # between two steps of the progress bar
+
 
 @dataclass(frozen=True)
 class Answered:
@@ -87,16 +89,13 @@ def score_with_reward_model(model: Path, prompts: Sequence[Any], sides: Sequence
     from tether.scalar import ScalarModel
 
     scorer = ScalarModel.load(model)
-    out = []
+    scores: list[float] = []
     with Progress(sum(len(side) for side in sides), "the reward model reads them") as progress:
-        done = 0
-        for side in sides:
-            samples = len(side) // len(prompts)
-            texts = [(prompts[i // samples], a.text) for i, a in enumerate(side)]
-            out.append(scorer.score_texts(texts, normalised=True))
-            done += len(side)
-            progress.update(done)
-    return out
+        for start in range(0, len(prompts), PROMPTS_AT_ONCE):
+            some = range(start, min(start + PROMPTS_AT_ONCE, len(prompts)))
+            scores += scorer.score_texts([(prompts[i], a.text) for i in some for a in answers_to(i, prompts, sides)], normalised=True)
+            progress.update(len(scores))
+    return by_side(scores, prompts, sides)
 
 
 def distances(start: Path, prompts: Sequence[Any], sides: Sequence[Sequence[Answered]]) -> list[list[float]]:
@@ -106,18 +105,31 @@ def distances(start: Path, prompts: Sequence[Any], sides: Sequence[Sequence[Answ
     from tether.reference import reference_logps
 
     policy = Policy.load(start)
-    examples, written = [], []
-    for side in sides:
-        samples = len(side) // len(prompts)
-        for i, prompt in enumerate(prompts):
-            answers = side[i * samples : (i + 1) * samples]
-            ids = [list(a.ids) for a in answers]
-            examples.append(Example(policy.codec.prompt_ids(prompt), ids, [[True] * len(x) for x in ids], None, {}))
-            written += [a.logp for a in answers]
-    with Progress(len(written), "the start reads them") as progress:
+    written = [answers_to(i, prompts, sides) for i in range(len(prompts))]
+    examples = [
+        Example(policy.codec.prompt_ids(prompt), [list(a.ids) for a in answers], [[True] * len(a.ids) for a in answers], None, {})
+        for prompt, answers in zip(prompts, written, strict=True)
+    ]
+    logps = [a.logp for answers in written for a in answers]
+    with Progress(len(logps), "the start reads them") as progress:
         there = reference_logps(policy, examples, cache=False, progress=lambda done, _: progress.update(done)).tolist()
-    gaps = iter([w - t for w, t in zip(written, there, strict=True)])
-    return [[next(gaps) for _ in side] for side in sides]
+    return by_side([here - t for here, t in zip(logps, there, strict=True)], prompts, sides)
+
+
+def answers_to(i: int, prompts: Sequence[Any], sides: Sequence[Sequence[Answered]]) -> list[Answered]:
+    """All sides' answers to prompt i in a row: whoever reads them computes the prompt once."""
+    samples = [len(side) // len(prompts) for side in sides]
+    return [a for side, n in zip(sides, samples, strict=True) for a in side[i * n : (i + 1) * n]]
+
+
+def by_side(values: Sequence[float], prompts: Sequence[Any], sides: Sequence[Sequence[Answered]]) -> list[list[float]]:
+    """Values in the order of `answers_to`, prompt after prompt, sorted back to the order of each side."""
+    left = iter(values)
+    out: list[list[float]] = [[] for _ in sides]
+    for _ in prompts:
+        for side, mine in zip(sides, out, strict=True):
+            mine += [next(left) for _ in range(len(side) // len(prompts))]
+    return out
 
 
 @dataclass(frozen=True)
