@@ -35,12 +35,13 @@ class Size:
         return math.ceil(sum(self.seconds.values()) / 60)
 
 
-# 400 pairs in batches of 8 are 50 steps of DPO, enough to see everything the page talks about. The reward model gets the first half of
-# them, so that the whole stays within minutes; the quick version leaves out the last 80.
+# 400 pairs in batches of 8 are 50 steps, enough to see everything the page talks about. With half of them, which is what the quick
+# version's reward model gets, it depends on the seed how much of the people's lean to long answers a reward model takes on: over 300
+# answers its score rose by 0.04 to 0.4 standard deviations for every ten tokens.
 FULL = Size(
     pairs=400,
     test_pairs=100,
-    reward_pairs=200,
+    reward_pairs=400,
     prompts=128,
     samples=2,
     limit=64,
@@ -52,13 +53,13 @@ FULL = Size(
     batch_online=40,
     online_rate=4e-5,
     seconds={
-        "reward model": 73,
+        "reward model": 125,
         "DPO": 131,
         "GRPO, no tether": 150,
         "GRPO, tethered": 140,
         "PPO, no tether": 160,
         "PPO, tethered": 150,
-        "answers and scores": 270,
+        "answers and scores": 230,
     },
 )
 QUICK = Size(
