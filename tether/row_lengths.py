@@ -34,11 +34,11 @@ class RowLengths:
 def sample(recipe: TrainRecipe, tokenizer: Any) -> RowLengths:
     """Read the data as the run would, and encode at most `SAMPLE` rows spread over it."""
     template = Path(recipe.chat_template).read_text(encoding="utf-8") if recipe.chat_template else None
-    loaded = _load(recipe)
+    loaded = read(recipe)
     loaded.enforce(recipe.on_bad_rows)
     count = len(loaded.rows)
     loaded.rows = loaded.rows[:: max(1, count // SAMPLE)][:SAMPLE]
-    examples = _encode(recipe, loaded, Codec(tokenizer, template))
+    examples = encode(recipe, loaded, Codec(tokenizer, template))
     if not examples:
         raise UserError(f"none of {len(loaded.rows)} sampled rows can be used", where=str(recipe.data), remedy="See `tether data FILE`.")
     return of(examples, count)
@@ -53,7 +53,8 @@ def of(examples: Sequence[Example], count: int) -> RowLengths:
     return RowLengths(count, tokens / len(examples), max(e.n_tokens for e in examples), sum(e.n_trained for e in examples) / tokens)
 
 
-def _load(recipe: TrainRecipe) -> Loaded[Any]:
+def read(recipe: TrainRecipe) -> Loaded[Any]:
+    """The rows of `data`, read as the run reads them."""
     if isinstance(recipe, SFTRecipe):
         return conversations.load(recipe.data)
     if isinstance(recipe, RewardRecipe):
@@ -63,13 +64,14 @@ def _load(recipe: TrainRecipe) -> Loaded[Any]:
     return prompts.load(recipe.data)
 
 
-def _encode(recipe: TrainRecipe, loaded: Loaded[Any], codec: Codec) -> list[Example]:
+def encode(recipe: TrainRecipe, loaded: Loaded[Any], codec: Codec) -> list[Example]:
+    """Rows as token ids, as the run encodes them."""
     limits: dict[str, Any] = {"max_length": recipe.max_length, "truncation": recipe.truncation}
     if isinstance(recipe, SFTRecipe):
         return encode_conversations(loaded, codec, train_on=recipe.train_on, **limits).examples
     if isinstance(recipe, RewardRecipe):
         return encode_rankings(loaded, codec, **limits).examples
     if isinstance(recipe, DPORecipe):
-        encode = encode_feedback if recipe.loss_type == "kto" else encode_preferences
-        return encode(loaded, codec, **limits).examples
+        pairs_or_labels = encode_feedback if recipe.loss_type == "kto" else encode_preferences
+        return pairs_or_labels(loaded, codec, **limits).examples
     return encode_prompts(loaded, codec, max_length=recipe.max_length).examples

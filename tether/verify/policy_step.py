@@ -1,0 +1,169 @@
+"""A made-up step of a method that samples, as its loop and as the formulas see it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tether.algorithms import grpo, ppo
+from tether.ppo_scores import RunningSpread, scores_of
+from tether.recipe import GRPORecipe, PPORecipe
+from tether.reward import Reward, Rewards
+from tether.rollout import Rollout
+from tether.token_batch import MiniBatch, Part, TokenBatch, mini_batches, token_batch
+from tether.verify import policy_formulas
+from tether.verify.policy_formulas import Try
+from tether.verify.sampled import WEIGHTS
+
+Recipe = GRPORecipe | PPORecipe
+
+
+def judges() -> Rewards:
+    """Two parts with different weights; they are never asked here, the attempts are scored already."""
+
+    def unasked(prompts: Any, completions: Any) -> list[float]:
+        raise AssertionError("the attempts are scored already")
+
+    return Rewards([Reward(unasked, name, weight) for name, weight in zip("ab", WEIGHTS, strict=True)])
+
+
+def batch_of(recipe: Recipe, groups: list[list[Rollout]]) -> TokenBatch:
+    """As the recipe's loop makes it."""
+    least = min(2, recipe.num_generations) if isinstance(recipe, GRPORecipe) else 1
+    return token_batch(groups, mask_truncated=recipe.mask_truncated, least=least)
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What held when the batch was sampled, (R, T) each."""
+
+    old: Tensor
+    ref: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What the updates of a loop are given: advantages (R,) or (R, T); returns (R, T) with a critic."""
+
+    advantages: Tensor
+    returns: Tensor | None
+
+
+def learnt(recipe: Recipe, batch: TokenBatch, held: Constants) -> Learnt:
+    """By the functions that the loop calls."""
+    ref = held.ref if recipe.has_reference else None
+    if isinstance(recipe, GRPORecipe):
+        old = held.old if grpo.needs_old(recipe) else None
+        return Learnt(grpo.advantages_of(recipe, batch, old, ref, recipe.beta, judges()), None)
+    before = ppo.Before(held.old, held.values, ref)
+    scores, *_ = scores_of(recipe, batch, RunningSpread())
+    advantages, returns = ppo.advantages_of(recipe, batch, before, scores, recipe.beta)
+    return Learnt(advantages.float(), returns.float())
+
+
+def by_loop(recipe: Recipe, batch: TokenBatch, held: Constants, given: Learnt, lp: Tensor, values: Tensor) -> Tensor:
+    """The loss of the whole step in one part; lp and values (R, T) with gradient."""
+    part, mini = whole(batch)
+    ref = held.ref if recipe.has_reference else None
+    weights = None
+    if recipe.importance != "none":
+        bounds = {"c_min": recipe.importance_min, "c_max": recipe.importance_max}
+        weights = grpo.mismatch_weights(held.old, batch.sampled_logp, batch.mask, recipe.importance, **bounds)
+    rows = part.rows
+    if isinstance(recipe, GRPORecipe):
+        return grpo.part_loss(recipe, batch, part, mini, lp[rows], given.advantages, held.old, ref, weights, recipe.beta)[0]
+    assert given.returns is not None
+    before = ppo.Before(held.old, held.values, ref)
+    return ppo.part_loss(recipe, batch, part, mini, lp[rows], values[rows], before, given.advantages, given.returns, weights)[0]
+
+
+def whole(batch: TokenBatch) -> tuple[Part, MiniBatch]:
+    """All examples as one part of one mini-batch. Its packed stream is not made: no loss reads it."""
+    [mini] = mini_batches(batch, 1, "")
+    unread: Any = None
+    return Part(unread, torch.tensor([row for i in mini.examples for row in batch.rows[i]])), mini
+
+
+def tries(batch: TokenBatch, held: Constants) -> list[Try]:
+    """The batch as the formulas take it."""
+    out = []
+    for i, rollout in enumerate(batch.rollouts):
+        n = int(batch.mask[i].sum())
+        row = {name: getattr(held, name)[i, :n].tolist() for name in ("old", "ref")}
+        out.append(
+            Try(
+                rollout.group,
+                rollout.total,
+                tuple(rollout.rewards.get(name) for name in "ab"),
+                rollout.finished,
+                sampled=batch.sampled_logp[i, :n].tolist(),
+                old_values=held.values[i, :n].tolist(),
+                **row,
+            )
+        )
+    return out
+
+
+def rows_of(matrix: Tensor, batch: TokenBatch) -> list[list[float]]:
+    """(R, T) as lists of the active tokens."""
+    return [matrix[i, : int(batch.mask[i].sum())].tolist() for i in range(len(matrix))]
+
+
+def by_formula(recipe: Recipe, rows: list[Try], given: tuple[Any, Any], lp: Any, values: Any, at: Any = None) -> float:
+    """The loss in plain arithmetic. `given`: advantages per token, and returns with a critic; `at` as `held` of the formula."""
+    loss = policy_formulas.policy(recipe, rows, lp, given[0], at)
+    if isinstance(recipe, PPORecipe):
+        loss += recipe.vf_coef * policy_formulas.value(recipe, rows, values, given[1])
+    return loss
+
+
+def targets(recipe: Recipe, rows: list[Try]) -> tuple[list[list[float]], list[list[float]]]:
+    """Advantages per token and returns (none without a critic), in plain arithmetic."""
+    if isinstance(recipe, PPORecipe):
+        return policy_formulas.gae(recipe, rows)
+    return policy_formulas.advantages(recipe, rows, WEIGHTS), []
+
+
+def cut(values: Sequence[float], sizes: Sequence[int]) -> list[list[float]]:
+    """A flat list as rows of these sizes.
+
+    >>> cut([1.0, 2.0, 3.0], [2, 0, 1])
+    [[1.0, 2.0], [], [3.0]]
+    """
+    ends = list(itertools.accumulate(sizes, initial=0))
+    return [list(values[a:b]) for a, b in itertools.pairwise(ends)]
+
+
+def without_reference(rows: list[Try]) -> list[Try]:
+    """The tie pulls nowhere where there is no reference."""
+    return [dataclasses.replace(t, ref=list(t.old)) for t in rows]
+
+
+def constants(batch: TokenBatch, recipe: Recipe, seed: int = 1) -> tuple[Constants, Tensor, Tensor]:
+    """Random constants, and log-probs and values of the policy that is to learn, (R, T) float64.
+
+    Ratios lie far below, just inside and far above the clip bounds, for good and for bad attempts alike; so do values.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    shape = batch.mask.shape
+
+    def draw(size: float = 1.0) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64) * size
+
+    lp = -0.2 - draw().abs()
+    places = torch.arange(shape[0] * shape[1]).reshape(shape)
+    steps = torch.tensor([-1.6, 0.05, 0.5, -0.5, 1.6, 0.0, 0.9], dtype=torch.float64)
+    # Whole rows lean one way, so that ratios of whole answers leave their bounds too.
+    lean = torch.tensor([0.6, -0.6, 0.02, 1.2, -1.2], dtype=torch.float64)[torch.arange(shape[0]) % 5]
+    old = lp - steps[places % 7] - draw(0.01) - lean[:, None]
+    values, clip = draw(0.5), getattr(recipe, "value_clip", None) or 0.2
+    moved = torch.tensor([0.3, -3.0, 2.0, -0.2, 0.0], dtype=torch.float64)[places % 5] * clip + draw(0.01 * clip)
+    held = Constants(old, old - draw(0.4), values - moved)
+    return held, lp, values
