@@ -31,7 +31,7 @@ class Entry:
     recipe: str | None = None  # the recipe whose settings its help lists; "" for commands that take any recipe
 
 
-TRAIN, LOOK, MODELS = "Train", "Look and compare", "Data and models"
+TRAIN, COLLECT, LOOK, MODELS = "Train", "Collect", "Look and compare", "Data and models"
 COMMANDS: dict[str, Entry] = {
     "demo": Entry("tether.demo.story:demo", "Comparisons in, a better model and the evidence out, on this machine.", TRAIN),
     "sft": Entry("tether.commands.train:sft", "Raise the likelihood of given answers.", TRAIN, "sft"),
@@ -40,6 +40,7 @@ COMMANDS: dict[str, Entry] = {
     "grpo": Entry("tether.commands.train:grpo", "Sample several answers to a prompt, learn from which did better.", TRAIN, "grpo"),
     "ppo": Entry("tether.commands.train:ppo", "Sample answers, learn from their rewards with a critic.", TRAIN, "ppo"),
     "resume": Entry("tether.commands.resume:resume", "Continue a run that was stopped.", TRAIN),
+    "agreement": Entry("tether.commands.agreement:agreement", "How far the votes of a desk can be trusted; a judge held against them.", COLLECT),
     "explain": Entry("tether.commands.explain:explain", "What a recipe does: its formula and every setting.", LOOK, ""),
     "plan": Entry("tether.commands.plan:plan", "Memory and time of a run before it starts.", LOOK, ""),
     "lab": Entry("tether.commands.lab:lab", "Small worlds that show what each method does, exactly.", LOOK),
