@@ -77,24 +77,24 @@ def climb(
     direction: Direction = "reverse",
 ) -> Run:
     """`outer` batches, `inner` updates of each, by the gradient of the objective minus beta KL to the first policy."""
-    logits, ref_logp, steps = START, START.log_softmax(0), []
+    logits, ref_logp, steps = START.clone(), START.log_softmax(0), []
+    checks = len(REWARDS) if weighting == WEIGHTINGS[2] else 1  # what the loss divides by, and its metrics with it
     for _ in range(outer):
         old = logits.log_softmax(0)
         advantages = REWARDS - old.exp() @ REWARDS
         ratios: list[float] = []
         below = above = 0
         for _ in range(inner):
-            logp = logits.log_softmax(0)
-            ratio = (logp - old).exp()
-            _, metrics = clipped(logp, old, advantages, WEIGHTINGS[1])  # as a sum: each action counts 1
-            below, above = below + int(metrics["clip_ratio/low_mean"]), above + int(metrics["clip_ratio/high_mean"])
-            ratios += ratio.tolist()
+            z = logits.requires_grad_()
+            logp = z.log_softmax(0)
+            value, metrics = clipped(logp, old, advantages, weighting)
+            objective = value - beta * expected_penalty(logp, ref_logp, direction) if beta else value
+            (gradient,) = torch.autograd.grad(objective, z)
+            logits = (z + rate * gradient).detach()
 
-            def objective(logp: Tensor, old: Tensor = old, advantages: Tensor = advantages) -> Tensor:
-                value, _ = clipped(logp, old, advantages, weighting)
-                return value - beta * expected_penalty(logp, ref_logp, direction) if beta else value
-
-            logits = ascend(logits, objective, rate)
+            ratios += (logp - old).exp().tolist()
+            below += round(checks * metrics["clip_ratio/low_mean"].item())
+            above += round(checks * metrics["clip_ratio/high_mean"].item())
         steps.append(Step(tuple(logits.softmax(0).tolist()), min(ratios), max(ratios), below, above))
     return Run(steps, tuple(logits.tolist()))
 
@@ -121,7 +121,7 @@ def pushes(ratio: float) -> tuple[float, float, float]:
     old = START.log_softmax(0)
     p = ratio * float(old[BEST].exp())
     logits = START.clone()
-    logits[BEST] += torch.tensor(p).logit() - old[BEST].exp().logit()
+    logits[BEST] += vector([p]).logit()[0] - old[BEST].exp().logit()
     only = torch.zeros(4, dtype=torch.float64)
     only[BEST] = REWARDS[BEST] - old.exp() @ REWARDS
     moved = ascend(logits, lambda logp: clipped(logp, old, only, "1 per action")[0], 1.0) - logits

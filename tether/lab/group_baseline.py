@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -90,16 +91,18 @@ def many(steps: int, *, group_size: int = GROUP, scale: float = 1.0, divide: boo
 
 def pull(p: float, size: int, divide: bool) -> float:
     """Expected push on the logit of the right answer, by enumeration: k of `size` answers are right with binomial probability."""
+    actions, advantages = _every_group(size, divide)
+    chances = vector([math.comb(size, k) * p**k * (1 - p) ** (size - k) for k in range(size + 1)]).repeat_interleave(size)
     logits = vector([math.log(p), math.log1p(-p)])  # right, wrong
-    total = 0.0
-    for right in range(size + 1):
-        actions = torch.tensor([0] * right + [1] * (size - right))
-        rewards = 1.0 - actions.double()
-        advantages = (NORM if divide else group_mean)(rewards, torch.zeros(size))
 
-        def objective(logp: Tensor, actions: Tensor = actions, advantages: Tensor = advantages) -> Tensor:
-            return surrogate(logp[actions], logp[actions].detach(), advantages)[0]
+    def objective(logp: Tensor) -> Tensor:
+        return surrogate(logp[actions], logp[actions].detach(), advantages, weights=chances / size, total_tokens=1)[0]
 
-        push = ascend(logits, objective, 1.0) - logits
-        total += math.comb(size, right) * p**right * (1 - p) ** (size - right) * float(push[0])
-    return total
+    return float((ascend(logits, objective, 1.0) - logits)[0])
+
+
+@cache
+def _every_group(size: int, divide: bool) -> tuple[Tensor, Tensor]:
+    """Actions (0 right, 1 wrong) and advantages of the groups with 0 to `size` right answers, one after the other: (size (size + 1),) each."""
+    actions = torch.cat([torch.tensor([0] * k + [1] * (size - k)) for k in range(size + 1)])
+    return actions, (NORM if divide else group_mean)(1.0 - actions.double(), torch.arange(size + 1).repeat_interleave(size))

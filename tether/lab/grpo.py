@@ -22,6 +22,7 @@ from tether.report.view import Section, Table
 
 SHOWN = (5, 10, 15, 20)
 SIZES = (2, 4, 8, 16, 32, 64)
+DENSE = (2, 3, 4, 6, 8, 12, 16, 32, 64)  # of the picture
 DRAWS = 192  # for comparing group sizes at equal cost: a multiple of each
 BETAS = (0.1, 0.5, 1.0, 2.0)
 SCALES = (0.01, 1.0, 100.0)
@@ -35,7 +36,8 @@ def run(variant: Variant) -> Result:
         runs[PRINTED] = listing()
     if variant != "printed":
         runs |= {OLD: learn("old"), REFERENCE: learn("reference")}
-    spreads = [spread(size) for size in SIZES]
+    dense = [spread(size) for size in DENSE]
+    spreads = [s for s in dense if s.size in SIZES]
     scaled = {(scale, divide): many(SCALE_STEPS, scale=scale, divide=divide, runs=100) for scale in SCALES for divide in (True, False)}
     return Result(
         see=_see(runs, spreads),
@@ -65,15 +67,15 @@ def run(variant: Variant) -> Result:
                     f"The baseline's standard deviation over groups of the first policy: √(σ²/G) for the group's mean, √(σ²/(G − 1)) for the mean of the "
                     f"others, with σ² = {number(VARIANCE)}, the variance of one reward. Four times the draws halve it."
                 ],
-                [grpo_pictures.spread_chart(spreads)],
+                [grpo_pictures.spread_chart(dense)],
             ),
             Section(
                 "Exercise 6: without dividing by the deviation",
                 [
                     "A = R − mean grows with the reward's scale: at one rate a prompt paid in hundredths hardly learns, and one paid in hundreds takes steps so "
                     "large that the first lucky draw can stay for good.",
-                    "Dividing has a price of its own. Second picture: the expected push on a right answer, Σ over groups of eight, for a prompt "
-                    "solved with probability p. With the division prompts that are almost solved or almost hopeless count for more.",
+                    "Dividing has a price of its own. Second picture: the expected push on a right answer of a prompt that is solved with probability p. "
+                    "With the division prompts that are almost solved or almost hopeless count for more.",
                 ],
                 [grpo_pictures.scale_chart(scaled), grpo_pictures.pull_chart()],
             ),
@@ -142,7 +144,9 @@ def _ends_table(runs: dict[str, Run]) -> Table:
             "logits": " ".join(f"{z:.6f}" for z in run.logits),
         }
         rows.append([name, digits["probabilities"], digits["logits"].replace("-", "−")])
-    return Table(["run", f"probabilities at step {STEPS}", "logits after it"], rows, "Where they end", numeric=frozenset({1, 2}))
+    return Table(
+        ["run", f"probabilities at step {STEPS}", "logits after it"], rows, "Where they end", numeric=frozenset({1, 2}), folded=True
+    )
 
 
 def _optimum_table() -> Table:
@@ -183,6 +187,7 @@ def _changed_table(variant: Variant) -> Table:
         "The same program, one thing changed",
         "exp/group as above.",
         frozenset(range(2, 6)),
+        folded=True,
     )
 
 
@@ -217,6 +222,7 @@ def _spread_table(spreads: list[Spread]) -> Table:
         f"2,000 groups of the first policy. Theory: σ²/G, σ²/(G − 1), σ²(1 − 1/G), σ²G/(G − 1) with σ² = {VARIANCE:.4f}. The two advantages differ by the "
         "factor G/(G − 1) and nothing else.",
         frozenset(range(5)),
+        folded=True,
     )
 
 
@@ -255,6 +261,7 @@ def _pull_table() -> Table:
         "Expected push on the logit of the right answer, rewards 0 and 1, relative to a prompt solved half the time. Without the division it is the true "
         "gradient, p(1 − p), times (G − 1)/G; with it, it nears √(p(1 − p)) as the group grows.",
         frozenset(range(6)),
+        folded=True,
     )
 
 

@@ -20,9 +20,13 @@ BETAS = (1.0, 2.0, 5.0)
 FORMULAS = {"reverse": "KL(π ‖ ref)", "forward": "KL(ref ‖ π)"}
 DIRECTIONS: tuple[Direction, Direction] = ("reverse", "forward")
 INNERS = (1, 2, 4, 8, 16, 32)
+PRINTED, OBJECTIVE = "as printed", "the objective"
+INNER_TEXT = {
+    PRINTED: "As printed the push never stops, and bad actions lose everything within a batch.",
+    OBJECTIVE: "By the objective's gradient an action beyond the band is let go.",
+}
 Runs = dict[str, Run]
 WithKl = dict[tuple[Direction, float], tuple[Run, Run]]  # by direction and beta: at rest, and after the listing's ten batches
-PRINTED, OBJECTIVE = "as printed", "the objective"
 
 
 def run(variant: Variant) -> Result:
@@ -41,7 +45,7 @@ def run(variant: Variant) -> Result:
         Section(
             "Four updates of one batch",
             [
-                "Ratio ρ = π/π_old on each action, checked four times a batch; the clip is 0.8 to 1.2. First picture: what is learnt. "
+                "Ratio ρ = new/old probability of each action, looked at before each of four updates; the clip is 0.8 to 1.2. First picture: what is learnt. "
                 "Second: the smallest and the largest ratio of each batch. The largest alone falls to 1 in every run; the smallest says what goes on.",
             ],
             [_best_chart(runs), _ratio_chart(runs)],
@@ -49,8 +53,8 @@ def run(variant: Variant) -> Result:
         Section(
             "More updates of one batch",
             [
-                "The same ten batches with 1 to 32 updates each. One update: every ratio is 1. As printed the push never stops, and bad actions lose "
-                "everything within a batch; by the objective's gradient an action beyond the band is let go."
+                "The same ten batches with 1 to 32 updates each. One update: every ratio is 1, and there is nothing to clip. "
+                + " ".join(INNER_TEXT[name] for name in inners)
             ],
             [_inner_chart(inners)],
         ),
@@ -127,6 +131,7 @@ def _ends_table(runs: Runs) -> Table:
         "Where they end",
         "Clips: checks at which the ratio lies beyond the band on the side that the advantage wants, so that the minimum takes the clipped value.",
         frozenset(range(1, 6)),
+        folded=True,
     )
 
 
@@ -149,6 +154,7 @@ def _outer_table(runs: Runs) -> Table:
         "Batch by batch",
         f"Of {INNER * len(REWARDS)} checks a batch.",
         frozenset(range(7)),
+        folded=True,
     )
 
 
@@ -166,6 +172,7 @@ def _inner_table(inners: dict[str, dict[int, Run]]) -> Table:
         "How often a batch is used",
         "Ten batches each. Ratios: from the smallest to the largest of all checks.",
         frozenset({1, 2, 3, 4}),
+        folded=True,
     )
 
 
@@ -248,10 +255,11 @@ def _differences(runs: Runs) -> list[Difference]:
             f"It is 1 by definition; 1e−8 in the listing's denominator shows once a probability is that small, and {one.clips} checks count as clips.",
         ),
         Difference(
-            "distance from the start at the end, KL(π ‖ ref) in nats",
-            f"{distance(printed)}, no penalty",
-            f"{distance(climb(beta=1.0))} with β = 1",
-            "The text says that the KL penalty appears in both algorithms; this listing has none.",
+            "distance from the start at the end, in nats",
+            distance(printed),
+            distance(climb(beta=1.0)),
+            "The text says that the KL penalty appears in both algorithms. This listing has none; beside it ten batches of the objective with β = 1. "
+            "KL(π ‖ ref).",
         ),
     ]
 
@@ -263,7 +271,12 @@ def _best_chart(runs: Runs) -> Chart:
     start = float(START.softmax(0)[BEST])
     return line_chart(
         [
-            Series(name, [(0, start), *((n, s.probs[BEST]) for n, s in enumerate(run.steps, 1))], COLOURS[name], dashed=name == PRINTED)
+            Series(
+                name if name == PRINTED else f"weights: {name}",
+                [(0, start), *((n, s.probs[BEST]) for n, s in enumerate(run.steps, 1))],
+                COLOURS[name],
+                dashed=name == PRINTED,
+            )
             for name, run in runs.items()
         ],
         title="Probability of the best action",

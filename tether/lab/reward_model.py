@@ -148,7 +148,7 @@ def run(variant: Variant) -> Result:
                     "Five pairs that a weighted sum can separate have no best weights: longer is always better. "
                     "A penalty on the weights, λ/2·|w|², gives them an end.",
                     "Second picture, exercise 1: pairs whose preferred answer is the less safe one. The weight of safety falls and turns "
-                    "negative; accuracy rises, because it has to explain the first five pairs alone.",
+                    "negative; accuracy rises to make up for it in the first five.",
                 ],
                 [_growth_chart(growth), _exercise_chart(exercise)],
             ),
@@ -223,6 +223,7 @@ def _growth_table(growth: list[tuple[int, float, float]]) -> Table:
         "It never arrives",
         "All five pairs are in order in every row. Weights of two runs compare only after the same number of epochs, or with a penalty.",
         frozenset({0, 1, 2}),
+        folded=True,
     )
 
 
@@ -295,7 +296,7 @@ def _weights_chart(printed: list[as_printed.RewardEpoch], true: Trained, variant
 def _loss_chart(printed: list[as_printed.RewardEpoch], true: Trained, variant: Variant) -> Chart:
     series = []
     if variant != "printed":
-        series.append(Series("float64", list(enumerate(true.losses, 1)), 1))
+        series.append(Series("every epoch, float64", list(enumerate(true.losses, 1)), 1))
     else:
         series.append(Series("every epoch", [(n, float(e.loss)) for n, e in enumerate(printed, 1)], 1))
     if variant != "true":
