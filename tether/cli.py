@@ -40,6 +40,7 @@ COMMANDS: dict[str, Entry] = {
     "grpo": Entry("tether.commands.train:grpo", "Sample several answers to a prompt, learn from which did better.", TRAIN, "grpo"),
     "ppo": Entry("tether.commands.train:ppo", "Sample answers, learn from their rewards with a critic.", TRAIN, "ppo"),
     "resume": Entry("tether.commands.resume:resume", "Continue a run that was stopped.", TRAIN),
+    "collect": Entry("tether.commands.collect:collect", "People compare answers, in a browser or at a terminal.", COLLECT),
     "agreement": Entry("tether.commands.agreement:agreement", "How far the votes of a desk can be trusted; a judge held against them.", COLLECT),
     "explain": Entry("tether.commands.explain:explain", "What a recipe does: its formula and every setting.", LOOK, ""),
     "plan": Entry("tether.commands.plan:plan", "Memory and time of a run before it starts.", LOOK, ""),
