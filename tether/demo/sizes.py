@@ -37,7 +37,7 @@ class Size:
 
 # 400 pairs in batches of 8 are 50 steps, enough to see everything the page talks about. With half of them, which is what the quick
 # version's reward model gets, it depends on the seed how much of the people's lean to long answers a reward model takes on: over 300
-# answers its score rose by 0.04 to 0.4 standard deviations for every ten tokens.
+# answers its score rose by 0.04 (seed 1) or 0.28 (seed 0) standard deviations for every ten tokens.
 FULL = Size(
     pairs=400,
     test_pairs=100,
