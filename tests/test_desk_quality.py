@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,15 @@ def person(q: Quality, name: str) -> Any:
 
 
 def test_agreement_by_hand() -> None:
-    """Three items, two votes each: first/first, second/second, first/second. Observed 2/3; coincidences 2, 2 and 1 + 1 of 6:
-    disagreement 1/3 over 2 x 3 x 3 / (6 x 5) = 3/5, alpha = 1 - 5/9."""
+    """Three items, two votes each: first/first, second/second, first/second. Each counted both ways round, so 12 ratings, 6 of each:
+    disagreement 1/3 over 2 x 6 x 6 / (12 x 11) = 6/11, alpha = 1 - 11/18."""
     items, vote = [item(i) for i in range(3)], Votes()
     given = [("first", "first"), ("second", "second"), ("first", "second")]
     votes = [vote(i, name, o) for i, both in zip(items, given, strict=True) for name, o in zip("AB", both, strict=True)]
     q = assess(by_id(*items), votes)
     assert q.percent.value == pytest.approx(2 / 3)
-    assert q.alpha.value == pytest.approx(4 / 9)
+    assert q.alpha.value == pytest.approx(7 / 18)
+    assert (q.alpha.items, q.alpha.ratings) == (3, 6)
     assert q.fleiss.value == pytest.approx(1 / 3)  # (2/3 - 1/2) / (1 - 1/2)
     assert person(q, "A").agreement.value == pytest.approx(2 / 3)
     assert (q.items, q.voted_items, q.votes, q.repeats) == (3, 3, 6, 0)
@@ -197,15 +199,31 @@ def test_habits_are_found_and_nobody_else_is_accused() -> None:
 
 
 def test_careful_people_alone_agree_as_their_accuracy_says() -> None:
-    """Right with chance 0.9 each: two agree with chance 0.82; the answer is always the first, so alpha is near 0 all the same."""
+    """Right with chance 0.9 each, two agree with chance 0.82: alpha is 1 - 0.18 / 0.5, though the right answer always stands first."""
     items, votes = simulated(400)
     q = assess(items, [v for v in votes if v.annotator in ("Ana", "Ben", "Cem", "Dia")])
     assert q.percent.value == pytest.approx(0.82, abs=0.03)
-    assert q.alpha.value == pytest.approx(0, abs=0.06)
+    assert q.alpha.value == pytest.approx(0.64, abs=0.05)
+    assert q.fleiss.value == pytest.approx(0.64, abs=0.05)
+    assert all(k.value == pytest.approx(0.64, abs=0.12) for k in q.cohen.values())
 
 
-def test_pandalm_like_votes_of_three_people_keep_their_order_of_measures() -> None:
-    """On data where the truth is a coin, alpha, Fleiss and the mean of Cohen's kappas are one number up to the sample's size."""
+def test_the_order_in_which_answers_are_stored_does_not_matter() -> None:
+    """Exchanging the two answers of every other item, and every vote on them, leaves all coefficients and intervals as they were."""
+    items, votes = simulated(60)
+    turned = set(list(items)[::2])
+    other_items = {k: replace(v, answers=v.answers[::-1]) if k in turned else v for k, v in items.items()}
+    other_votes = [replace(v, outcome={"first": "second", "second": "first"}[v.outcome]) if v.item in turned else v for v in votes]
+    one, other = assess(items, votes), assess(other_items, other_votes)
+    for name in ("percent", "alpha", "ordinal_alpha", "fleiss"):
+        a, b = getattr(one, name), getattr(other, name)
+        assert (a.value, a.low, a.high) == pytest.approx((b.value, b.low, b.high))
+    for pair, kappa in one.cohen.items():
+        assert kappa.value == pytest.approx(other.cohen[pair].value)
+
+
+def test_the_coefficients_of_three_careful_people_are_near_each_other() -> None:
+    """Alpha, Fleiss' kappa and the mean of Cohen's kappas are one number up to the sample's size."""
     rng, vote = np.random.default_rng(0), Votes()
     items = [item(i) for i in range(300)]
     votes = []

@@ -2,6 +2,10 @@
 
 Everything is counted in pairs of answers: a vote on two answers is one pair, a ranking of k answers k (k - 1) / 2. Repeats measure
 self-consistency alone; skips are no opinion. Intervals are over prompts, which are what is independent.
+
+Which of two answers is stored first means nothing, though files often hold the better one there. So for agreement by chance each pair
+counts both ways round, as it is and with first and second exchanged: else people who all see the better answer would seem to agree
+because "first" is what everybody says, and the coefficients would depend on the order in a file.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +39,7 @@ from tether.messages import plain
 Place = tuple[str, int, int]  # item, and the places of two of its answers
 SHARE = {"first": 1.0, "tie": 0.5, "bad": 0.5, "second": 0.0}  # of a win for the first answer: both bad prefers neither
 SCALE = ("second", "tie", "first")
+EXCHANGED = {"first": "second", "second": "first"}
 FEWEST_SHARED = 10  # items that two annotators both judged, below which their kappa is noise
 
 
@@ -93,6 +98,7 @@ def assess(items: Mapping[str, Item], votes: Sequence[Vote], *, seed: int = 0) -
     opinions = [v for v in live if v.counts]
     rated = rated_pairs(items, opinions)
     ratings, prompts = [list(by.values()) for by in rated.values()], [prompt_key(items[p[0]]) for p in rated]
+    both, groups = both_ways(ratings), prompts * 2
     sides = [first for v in live if (first := chose_first(v)) is not None]
     again = repeated(items, live)
     return Quality(
@@ -103,8 +109,8 @@ def assess(items: Mapping[str, Item], votes: Sequence[Vote], *, seed: int = 0) -
         outcomes=dict(Counter(v.outcome for v in live)),
         people=tuple(_person(name, items, live, rated, again) for name in sorted({v.annotator for v in live})),
         percent=percent(ratings, groups=prompts),
-        alpha=krippendorff_alpha(ratings, groups=prompts, seed=seed),
-        ordinal_alpha=krippendorff_alpha([list(map(on_scale, r)) for r in ratings], "ordinal", order=SCALE, groups=prompts, seed=seed),
+        alpha=_once(krippendorff_alpha(both, groups=groups, seed=seed)),
+        ordinal_alpha=_once(krippendorff_alpha([list(map(on_scale, r)) for r in both], "ordinal", order=SCALE, groups=groups, seed=seed)),
         fleiss=_fleiss(ratings, prompts, seed),
         cohen=_cohen(rated, items, seed),
         consistent=_share([(key, same) for by in again.values() for key, same in by]),
@@ -146,6 +152,16 @@ def rated_pairs(items: Mapping[str, Item], opinions: Sequence[Vote]) -> dict[Pla
 
 def on_scale(outcome: str) -> str:
     return "tie" if outcome == "bad" else outcome
+
+
+def both_ways(ratings: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The ratings, and after them all of them again with first and second exchanged."""
+    return [list(r) for r in ratings] + [[EXCHANGED.get(v, v) for v in r] for r in ratings]
+
+
+def _once(a: Agreement) -> Agreement:
+    """What came of `both_ways`, with each pair counted once."""
+    return replace(a, items=a.items // 2, ratings=a.ratings // 2)
 
 
 def prompt_key(item: Item) -> str:
@@ -245,7 +261,7 @@ def _fleiss(ratings: Sequence[Sequence[str]], prompts: Sequence[str], seed: int)
         return fleiss_kappa(ratings)
     usual = max(sizes, key=lambda size: (sizes[size], size))
     kept = [i for i, r in enumerate(ratings) if len(r) == usual]
-    return fleiss_kappa([ratings[i] for i in kept], groups=[prompts[i] for i in kept], seed=seed)
+    return _once(fleiss_kappa(both_ways([ratings[i] for i in kept]), groups=[prompts[i] for i in kept] * 2, seed=seed))
 
 
 def _cohen(rated: Mapping[Place, Mapping[str, str]], items: Mapping[str, Item], seed: int) -> dict[tuple[str, str], Agreement]:
@@ -257,8 +273,9 @@ def _cohen(rated: Mapping[Place, Mapping[str, str]], items: Mapping[str, Item], 
     found = {}
     for (a, b), places in sorted(shared.items()):
         if len(places) >= FEWEST_SHARED:
-            groups = [prompt_key(items[p[0]]) for p in places]
-            found[a, b] = cohen_kappa([rated[p][a] for p in places], [rated[p][b] for p in places], groups=groups, seed=seed)
+            groups = [prompt_key(items[p[0]]) for p in places] * 2
+            both = both_ways([[rated[p][a], rated[p][b]] for p in places])
+            found[a, b] = _once(cohen_kappa([x for x, _ in both], [y for _, y in both], groups=groups, seed=seed))
     return found
 
 

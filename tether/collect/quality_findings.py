@@ -121,17 +121,19 @@ def judge_findings(c: Calibration) -> list[Finding]:
         text = f"It shares one person's choice in {share(c.with_one_person)} of cases; another person does in {interval(c.two_people, percent)}."
         found.append(Finding("plain", text))
     if c.too_sure is not None:
-        by = percent(abs(c.too_sure.value))
+        by = f"{100 * abs(c.too_sure.value):.0f} points"
         if c.too_sure.low > 0:
             found.append(
                 Finding(
                     "watch",
-                    f"It is too sure of itself: {by} more confident than it is right.",
-                    "Scale its scores down, or raise the tether.",
+                    f"It is too sure of itself: its confidence is {by} above the share of people on its side.",
+                    "Scale its scores down before they are read as chances.",
                 )
             )
         elif c.too_sure.high < 0:
-            found.append(Finding("plain", f"It is less sure than it could be: {by} less confident than it is right."))
+            found.append(
+                Finding("plain", f"It is less sure than it could be: its confidence is {by} below the share of people on its side.")
+            )
         else:
             found.append(Finding("good", "Its confidence is what it should be, within the interval."))
     else:

@@ -41,7 +41,7 @@ def quality_page(q: Quality, judge: Calibration | None, *, desk: str, worst: int
     parts = [Part("The votes", facts, findings(q), sections)]
     if judge is not None:
         parts.append(Part(f"The judge {judge.judge}", [], judge_findings(judge), judge_sections(judge, worst)))
-    return Page("How far the votes can be trusted", f"The desk in {desk}.", parts, FOOT)
+    return Page("How far the votes can be trusted", f"The desk in {desk}.", parts, foot=FOOT)
 
 
 # -- people --------------------------------------------------------------------------------------------------------------
@@ -52,25 +52,29 @@ def agreement_table(q: Quality) -> Table:
     rows = []
     for name, a, meaning in (
         ("same verdict", q.percent, "two people on the same pair of answers; chance alone gives some of it"),
-        ("Krippendorff's alpha", q.alpha, "the same with chance taken out: 1 full agreement, 0 chance; first, second, tie, both bad"),
+        (
+            "Krippendorff's alpha",
+            q.alpha,
+            "the same with chance taken out: 1 is full agreement, 0 is chance; of first, second, tie and both bad",
+        ),
         ("alpha, ordered", q.ordinal_alpha, "a tie is half as far from a win as a loss is; both bad counts as a tie"),
         ("Fleiss' kappa", q.fleiss, "chance taken out, over the pairs that were rated equally often"),
     ):
-        value = interval(a, percent) if a is q.percent else interval(a)
+        value = _kept(interval(a, percent) if a is q.percent else interval(a))
         rows.append([name, value, f"{a.items:,}", f"not known: {a.why}" if a.value is None else meaning])
     rows.append(
         ["own verdict again", share(q.consistent), str(q.consistent.n) if q.consistent else "0", "the same person on the same item"]
     )
     p = q.position
     side = "–" if p.share is None or p.low is None or p.high is None else share(Interval(p.share, p.low, p.high, p.n))
-    rows.append(["first shown won", side, f"{p.n:,}", "half is expected" + ("" if p.p is None else f"; p = {number(p.p, 2)}")])
+    rows.append(["first shown won", _kept(side), f"{p.n:,}", "half is expected" + ("" if p.p is None else f"; p = {number(p.p, 2)}")])
     return Table(["measure", "value (95 % interval)", "of", "what it is"], rows, numeric=frozenset({2}))
 
 
 def cohen_tables(q: Quality) -> list[Table]:
     if not q.cohen:
         return []
-    rows = [[a, b, interval(k), str(k.items), k.why] for (a, b), k in q.cohen.items()]
+    rows = [[a, b, _kept(interval(k)), str(k.items), k.why] for (a, b), k in q.cohen.items()]
     return [Table(["annotator", "and", "Cohen's kappa", "pairs of answers", ""], rows, "Two by two", numeric=frozenset({3}), folded=True)]
 
 
@@ -96,7 +100,7 @@ def _person_row(p: Person) -> list[str]:
     hasty = "–" if p.speed.why else str(len(p.speed.hasty))
     middle = "–" if p.speed.median_s is None else seconds(p.speed.median_s)
     counts = [str(p.votes), str(p.skips), str(p.ties), str(p.bad)]
-    return [p.name, *counts, share(p.agreement), share(p.consistent), first, middle, str(len(p.speed.unread)), hasty]
+    return [p.name, *counts, _kept(share(p.agreement)), _kept(share(p.consistent)), _kept(first), middle, str(len(p.speed.unread)), hasty]
 
 
 def agreement_charts(q: Quality) -> list[Chart]:
@@ -156,7 +160,7 @@ def models_table(q: Quality) -> Table:
         chance = q.models.chance(s.name, below) if q.models is not None and below is not None else None
         beats = "–" if chance is None else f"{percent(chance[0])} ({percent(chance[1])} to {percent(chance[2])})"
         rate = "–" if s.win_rate is None else percent(s.win_rate)
-        rows.append([s.name, number(s.comparisons), rate, _strength(s.value, s.low, s.high), beats, s.why])
+        rows.append([s.name, number(s.comparisons), rate, _kept(_strength(s.value, s.low, s.high)), _kept(beats), s.why])
     return Table(["model", "prompts", "win rate", "strength", "beats the next", ""], rows, numeric=frozenset({1, 2}))
 
 
@@ -199,7 +203,7 @@ def judge_tables(c: Calibration, worst: int) -> list[Table]:
         rows = [
             [f"{percent(b['low'])} to {percent(b['high'])}", str(b["n"]), percent(b["predicted"]), percent(b["frequency"])] for b in c.bins
         ]
-        caption = f"Calibration error {percent(c.error or 0.0)}, too sure by {_points(c.too_sure)}."
+        caption = f"Calibration error {percent(c.error or 0.0)}; confidence less the share of people {_points(c.too_sure)}."
         made.append(Table(["confidence", "pairs", "mean", "people on its side"], rows, "Confidence", caption, frozenset({1, 2, 3})))
     apart = c.worst(worst)
     if apart:
@@ -231,6 +235,11 @@ def _prompt(prompt: object) -> str:
 
 def _estimate(name: str, x: Interval) -> Estimate:
     return Estimate(_short(name), x.value, x.low, x.high)
+
+
+def _kept(value: str) -> str:
+    """A value that stays on one line: in a narrow table it would break at every blank."""
+    return value.replace(" ", "\u00a0")
 
 
 def _short(name: str) -> str:

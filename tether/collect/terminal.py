@@ -216,7 +216,7 @@ class Screen:
     def item(self, shown: Shown, mine: int, left: int) -> None:
         """The prompt and its answers in the order shown. Nothing tells who wrote them, or that an item comes a second time."""
         answers = [visible(shown.item.answers[place].text) for place in shown.order]
-        asked = [(role, visible(text)) for role, text in _turns(shown.item.prompt)]
+        asked = [(visible(role), visible(text)) for role, text in _turns(shown.item.prompt)]
         heading = f"{mine} done, {left} left"
         if not self.console.is_terminal:
             prompt = [f"{role}: {text}" if role else text for role, text in asked]
@@ -230,7 +230,7 @@ class Screen:
 
         self.console.print(Rule(heading, align="left"))
         for role, text in asked:
-            self.console.print(Panel(Styled(text), title=role or None, title_align="left", border_style="dim"))
+            self.console.print(Panel(Styled(text), title=Styled(role) if role else None, title_align="left", border_style="dim"))
         boxes = [Panel(Styled(a), title=f" {i} ", title_align="left", border_style="cyan") for i, a in enumerate(answers, 1)]
         if len(boxes) == 2 and self.console.width >= SIDE_BY_SIDE:
             beside = Table.grid(expand=True)
