@@ -92,11 +92,11 @@ _RATIO_TEXT = (
 
 def _see(runs: dict[str, Run], spreads: list[Spread]) -> tuple[str, str]:
     name = PRINTED if PRINTED in runs else OLD
-    rows = [runs[name].at(n) for n in SHOWN]
-    largest = max(rows, key=lambda r: abs(r.group - r.expected))
+    start, *_, end = (runs[name].at(n) for n in SHOWN)
+    worst = max(abs(step.group - step.expected) for step in runs[name].steps)
     first = (
-        f"What the policy earns rises from {rows[0].expected:.2f} to {rows[-1].expected:.2f}; what six draws say of it is off by up to "
-        f"{abs(largest.group - largest.expected):.2f}, and that error is in every advantage."
+        f"What the policy earns rises from {start.expected:.2f} at step {SHOWN[0]} to {end.expected:.2f} at step {SHOWN[-1]}; what six draws say of it "
+        f"is off by up to {worst:.2f}, and that error is in every advantage."
     )
     if PRINTED in runs and OLD in runs:
         ends = {kind: r.at(STEPS).expected for kind, r in runs.items()}
