@@ -12,6 +12,7 @@ from tether.stats import Interval
 RELIABLE, TENTATIVE = 0.8, 0.667  # Krippendorff (2004), "Content Analysis", p. 241
 UNLIKELY = 0.01  # a habit is pointed out where luck alone shows it to fewer than one desk in a hundred
 UNREAD_SHARE = 0.05  # of a person's votes that are faster than reading
+ENOUGH_SIDES = 100  # decided votes of which 64 % for one side are unlikely by luck; fewer show only a gross favour
 FEWEST_REPEATS = 5
 CONSISTENT = 0.9
 INVALID_SHARE = 0.1  # of the judge's pairs, above which its figures are about the rest alone
@@ -58,7 +59,7 @@ def _side(q: Quality) -> Finding | None:
         return Finding(
             "watch", f"{text}: the side matters.", "Sides are shuffled, so it adds noise and no tilt. Ask people to read both to the end."
         )
-    return Finding("good", f"{text}: no side is favoured beyond chance.")
+    return Finding("good" if p.n >= ENOUGH_SIDES else "plain", f"{text}: no favour that stands out from chance.")
 
 
 def person_findings(p: Person, q: Quality) -> list[Finding]:

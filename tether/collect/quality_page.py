@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tether.collect.calibration import LOWEST, Calibration
-from tether.collect.quality import Person, Quality
+from tether.collect.quality import Quality
 from tether.collect.quality_findings import findings, interval, judge_findings, share
 from tether.messages import plain
 from tether.report.charts import Chart, Estimate, calibration_chart, interval_chart
@@ -35,7 +35,7 @@ def quality_page(q: Quality, judge: Calibration | None, *, desk: str, worst: int
         Section(
             "How far people agree", ["Intervals are over prompts, at 95 %."], agreement_charts(q), [agreement_table(q), *cohen_tables(q)]
         ),
-        Section("Annotators", charts=people_charts(q), tables=[people_table(q)]),
+        Section("Annotators", charts=people_charts(q), tables=people_tables(q)),
         *models_sections(q),
     ]
     parts = [Part("The votes", facts, findings(q), sections)]
@@ -78,29 +78,21 @@ def cohen_tables(q: Quality) -> list[Table]:
     return [Table(["annotator", "and", "Cohen's kappa", "pairs of answers", ""], rows, "Two by two", numeric=frozenset({3}), folded=True)]
 
 
-def people_table(q: Quality) -> Table:
-    header = [
-        "annotator",
-        "votes",
-        "skipped",
-        "ties",
-        "both bad",
-        "with others",
-        "own again",
-        "first shown",
-        "median time",
-        "unread",
-        "hasty",
+def people_tables(q: Quality) -> list[Table]:
+    """How each annotator judges, and what they gave in which time: two tables, as one is too wide for a terminal."""
+    judging, giving = [], []
+    for p in q.people:
+        first = "–" if p.position.share is None else f"{percent(p.position.share)} of {p.position.n}"
+        judging.append([p.name, *(_kept(x) for x in (share(p.agreement), share(p.consistent), first))])
+        middle = "–" if p.speed.median_s is None else seconds(p.speed.median_s)
+        hasty = "–" if p.speed.why else str(len(p.speed.hasty))
+        giving.append([p.name, *map(str, (p.votes, p.skips, p.ties, p.bad)), _kept(middle), str(len(p.speed.unread)), hasty])
+    return [
+        Table(["annotator", "as the others", "as before, shown again", "shown first won"], judging),
+        Table(
+            ["annotator", "votes", "skipped", "ties", "both bad", "median time", "unread", "hasty"], giving, numeric=frozenset(range(1, 8))
+        ),
     ]
-    return Table(header, [_person_row(p) for p in q.people], numeric=frozenset({1, 2, 3, 4, 8, 9, 10}))
-
-
-def _person_row(p: Person) -> list[str]:
-    first = "–" if p.position.share is None else f"{percent(p.position.share)} of {p.position.n}"
-    hasty = "–" if p.speed.why else str(len(p.speed.hasty))
-    middle = "–" if p.speed.median_s is None else seconds(p.speed.median_s)
-    counts = [str(p.votes), str(p.skips), str(p.ties), str(p.bad)]
-    return [p.name, *counts, _kept(share(p.agreement)), _kept(share(p.consistent)), _kept(first), middle, str(len(p.speed.unread)), hasty]
 
 
 def agreement_charts(q: Quality) -> list[Chart]:

@@ -70,10 +70,10 @@ def agreement(
 def show(quality: Quality, measured: Calibration | None, console: Console, worst: int = 10) -> None:
     """Tables and what they mean, for people at a terminal."""
     from tether.collect.quality_findings import findings, judge_findings
-    from tether.collect.quality_page import agreement_table, judge_tables, models_table, people_table
+    from tether.collect.quality_page import agreement_table, judge_tables, models_table, people_tables
 
     _tell(findings(quality), console)
-    tables = [agreement_table(quality), people_table(quality), *([models_table(quality)] if quality.models else [])]
+    tables = [agreement_table(quality), *people_tables(quality), *([models_table(quality)] if quality.models else [])]
     for table in tables:
         _print(table, console)
     if measured is not None:
