@@ -41,7 +41,10 @@ COMMANDS: dict[str, Entry] = {
     "ppo": Entry("tether.commands.train:ppo", "Sample answers, learn from their rewards with a critic.", TRAIN, "ppo"),
     "resume": Entry("tether.commands.resume:resume", "Continue a run that was stopped.", TRAIN),
     "collect": Entry("tether.commands.collect:collect", "People compare answers, in a browser or at a terminal.", COLLECT),
-    "agreement": Entry("tether.commands.agreement:agreement", "How far the votes of a desk can be trusted; a judge held against them.", COLLECT),
+    "export": Entry("tether.commands.export:export", "Votes of a desk as rows to train on.", COLLECT),
+    "agreement": Entry(
+        "tether.commands.agreement:agreement", "How far the votes of a desk can be trusted; a judge held against them.", COLLECT
+    ),
     "explain": Entry("tether.commands.explain:explain", "What a recipe does: its formula and every setting.", LOOK, ""),
     "plan": Entry("tether.commands.plan:plan", "Memory and time of a run before it starts.", LOOK, ""),
     "lab": Entry("tether.commands.lab:lab", "Small worlds that show what each method does, exactly.", LOOK),

@@ -208,11 +208,11 @@ def _verdict(fields: Fields, prompt_name: str, one: str, other: str, verdict_nam
     """Two outputs, and which is better: one column of verdicts, or votes (annotator1, annotator2, ...) decided by more than half."""
     if verdict_name.startswith("annotator"):
         names = [n for n in fields.row.data if re.fullmatch(r"annotator_?\d+", n)]
-        votes = [_which(fields.row.data[n], n, zero_is_tie=True) for n in names]
+        votes = [which(fields.row.data[n], n, zero_is_tie=True) for n in names]
         better = next((v for v in (1, 2) if votes.count(v) * 2 > len(votes)), 0)
         words = f"no answer has more than half of the votes {votes}"
     else:
-        better, words = _which(fields.row.data[verdict_name], verdict_name), "a tie: neither is better"
+        better, words = which(fields.row.data[verdict_name], verdict_name), "a tie: neither is better"
     if better == 0:
         raise BadRow("tie", words, "Ties write no pair.", field=verdict_name, action="drop")
     prompt = fields.prompt(prompt_name)
@@ -225,7 +225,7 @@ def _verdict(fields: Fields, prompt_name: str, one: str, other: str, verdict_nam
 WORDS = {"1": 1, "2": 2, "a": 1, "b": 2, "first": 1, "second": 2, "model_a": 1, "model_b": 2, "output_1": 1, "output_2": 2}
 
 
-def _which(value: Any, name: str, *, zero_is_tie: bool = False) -> int:
+def which(value: Any, name: str, *, zero_is_tie: bool = False) -> int:
     """1 or 2 for the better side, 0 for a tie. Numbers lie between 1 (first) and 2 (second), 1.5 being a tie."""
     if isinstance(value, str):
         word = value.strip().lower()

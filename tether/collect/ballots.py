@@ -12,6 +12,7 @@ Choice = Literal["left", "right", "tie", "bad", "skip", "ranking"]
 Outcome = Literal["first", "second", "tie", "bad", "skip", "ranking"]
 Ranks = tuple[int | None, ...]
 CHOICES: tuple[str, ...] = get_args(Choice)
+OUTCOMES: tuple[str, ...] = get_args(Outcome)
 MAX_REASON = 4000  # characters
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -21,13 +21,14 @@ from tether.atomic import write_file
 from tether.collect import assign, records
 from tether.collect.assign import stamp
 from tether.collect.ballots import AlreadyVoted, BadBallot, Ballot, Opinion, Vote, opinion_of
+from tether.collect.imported import Added, ImportedVote, add_votes
 from tether.collect.items import Item
 from tether.collect.records import Annotator, Shown
 from tether.collect.schema import FORMAT, Store
 from tether.errors import UserError
 from tether.settings import Settings
 
-__all__ = ["AlreadyVoted", "Annotator", "BadBallot", "Ballot", "Desk", "DeskSettings", "Progress", "Shown", "Vote"]
+__all__ = ["Added", "AlreadyVoted", "Annotator", "BadBallot", "Ballot", "Desk", "DeskSettings", "Progress", "Shown", "Vote"]
 
 SETTINGS_FILE, DATABASE = "desk.json", "desk.sqlite"
 
@@ -238,6 +239,11 @@ class Desk:
         """All votes in the order in which they came; with those that were taken back where `undone`."""
         with self.store.reading() as connection:
             return records.read_votes(connection, "1" if undone else "undone_at IS NULL")
+
+    def add_votes(self, votes: Sequence[ImportedVote]) -> Added:
+        """Votes that were given elsewhere (`imports.load_votes`), with their items and annotators. Each once, however often they are added."""
+        with self.store.writing() as connection:
+            return add_votes(connection, votes, stamp(self._now()))
 
     def progress(self, annotator: int) -> Progress:
         wanted = self.settings.votes_per_item

@@ -77,7 +77,7 @@ def make_item(
     if len({c.id for c in made}) < len(made):
         raise BadRow("identical", "two of the answers are the same", "Remove one of them.", action="drop")
     content = sorted([c.id, c.text, c.model or ""] for c in made)
-    return Item(item_id or _digest("i", [prompt, content]), prompt, tuple(made), source, dict(extra or {}))
+    return Item(item_id or digest("i", [prompt, content]), prompt, tuple(made), source, dict(extra or {}))
 
 
 def _candidate(prompt: Text, answer: Text, model: str | None, given: str | None) -> Candidate:
@@ -86,10 +86,11 @@ def _candidate(prompt: Text, answer: Text, model: str | None, given: str | None)
         text, turns = answer if isinstance(answer, str) else answer[0]["content"], None
     else:
         text, turns = "\n\n".join(f"{m['role']}: {m['content']}" for m in answer), tuple(answer)
-    return Candidate(given or _digest("a", [prompt, text, model]), text, model, turns)
+    return Candidate(given or digest("a", [prompt, text, model]), text, model, turns)
 
 
-def _digest(kind: str, content: Any) -> str:
+def digest(kind: str, content: Any) -> str:
+    """A short name for some content, the same on every machine; `kind` is its first letter."""
     return kind + hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 

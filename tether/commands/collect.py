@@ -16,8 +16,10 @@ from tether.progress import say
 
 if TYPE_CHECKING:
     from tether.collect.desk import Desk
+    from tether.collect.imported import ImportedVote
     from tether.collect.live import LiveAnswers
     from tether.collect.serving import Address
+    from tether.files import Loaded
 
 
 def collect(
@@ -44,6 +46,10 @@ def collect(
     open_browser: Annotated[
         bool | None, typer.Option("--open/--no-open", help="Open the page; by default where there is a terminal.")
     ] = None,
+    earlier: Annotated[
+        list[str] | None,
+        typer.Option("--import", metavar="FILE", help="Take over the votes of this file, with their items; may be given several times."),
+    ] = None,
     terminal: Annotated[bool, typer.Option("--terminal", help="Vote here by keys instead of in a browser.")] = False,
     annotator: Annotated[str, typer.Option(help="With --terminal: the name under which votes are kept.")] = "me",
     max_new_tokens: Annotated[int, typer.Option(help="With --model: tokens of an answer at most.")] = 256,
@@ -58,11 +64,14 @@ def collect(
     if len(models) > 2:
         raise UserError(f"two models can be compared, got {len(models)}", where="--model", remedy="Give one or two.")
     changes = _changes(votes, guidelines, reason, strength, repeats, seed, uncertain_first)
+    imported = _earlier_votes(earlier or [])
     opened, items = _desk(prompts_or_pairs, models, desk, changes)
     live: LiveAnswers | None = None
     try:
         if items is not None:
             _add(opened, items)
+        if imported is not None:
+            _take_over(opened, imported)
         if uncertain_first is not None:
             _score(opened, uncertain_first, precision)
         if models:
@@ -153,6 +162,24 @@ def _add(desk: Desk, items: Any) -> None:
         say(f"  and {len(items.problems) - 5} more")
     if not desk.items():
         raise UserError("the desk has nothing to vote on", where=str(desk.folder), remedy="Add a file with answers to compare.")
+
+
+def _earlier_votes(files: list[str]) -> Loaded[ImportedVote] | None:
+    if not files:
+        return None
+    from tether.collect.imports import load_votes
+
+    loaded = load_votes(files)  # before a folder is made: a mistake in the file leaves nothing behind
+    loaded.enforce("refuse")
+    return loaded
+
+
+def _take_over(desk: Desk, votes: Loaded[ImportedVote]) -> None:
+    added = desk.add_votes(votes.rows)
+    more = [f"{n} {what}" for n, what in ((added.repeats, "of them repeats"), (added.known, "there already")) if n]
+    say(f"{added.votes} votes taken over, {added.items} new items" + "".join(f", {m}" for m in more))
+    for kind, n in votes.counts().items():
+        say(f"  {n} rows: {kind}, such as {next(p for p in votes.problems if p.kind == kind)}")
 
 
 def _score(desk: Desk, model: str, precision: str) -> None:
