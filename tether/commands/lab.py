@@ -94,7 +94,9 @@ def _print_table(console: Console, table: Table) -> None:
     from rich.markup import escape
     from rich.table import Table as RichTable
 
-    drawn = RichTable(title=escape(table.title) or None, title_justify="left", caption=escape(table.caption) or None, caption_justify="left")
+    drawn = RichTable(
+        title=escape(table.title) or None, title_justify="left", caption=escape(table.caption) or None, caption_justify="left"
+    )
     for i, name in enumerate(table.header):
         drawn.add_column(escape(name), justify="right" if i in table.numeric else "left")
     for row in table.rows:

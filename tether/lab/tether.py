@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +39,7 @@ DRAWN = {0.0: 4, 0.5: 3, 1.0: 2, 2.0: 1}  # beta to colour in the pictures
 SIZES = tuple(2**k for k in range(11))  # best of 1 .. 1024
 UPDATES, BATCH, RATE = 600, 256, 0.2
 SHOWN = 120  # updates in the picture; the rest is a line
+BY_DISTANCE: dict[str, Any] = {"x_label": "√KL to the reference, √nats", "whole_x": False, "smooth": False}
 
 
 # The world -------------------------------------------------------------------------------------------------------------------------
@@ -246,8 +248,7 @@ def run(variant: Variant) -> Result:
                 "What distance buys",
                 [
                     "Across: √KL(p‖ref), in √nats. Best-of-n returns the answer with the highest reward of n from the reference; its KL is at most "
-                    "log n − (n − 1)/n, and a little less here, where several of the n can be equally long: "
-                    f"by {number(widest)} nats at most, too little for the dashed line to show beside the other.",
+                    f"log n − (n − 1)/n, and here, where several of the n can be equally long, at most {number(widest)} nats less.",
                     "Ceiling: the optima for the true score itself as the reward: no policy at that distance is worth more.",
                 ],
                 [_proxy_chart(tethered, best), _true_chart(tethered, best, ceiling)],
@@ -375,10 +376,8 @@ def _proxy_chart(tethered: Sequence[Place], best: Sequence[Place]) -> Chart:
             Series("best of n, at the bound", [(math.sqrt(kl_bound(int(at.dial))), at.proxy) for at in best], 3, dashed=True),
         ],
         title="Reward",
-        x_label="√KL to the reference, √nats",
         y_label="expected reward",
-        whole_x=False,
-        smooth=False,
+        **BY_DISTANCE,
     )
 
 
@@ -391,10 +390,8 @@ def _true_chart(tethered: Sequence[Place], best: Sequence[Place], ceiling: Seque
             Series("ceiling", [(at.distance, at.true) for at in ceiling], 5, dashed=True),
         ],
         title="True score",
-        x_label="√KL to the reference, √nats",
         y_label="expected true score",
-        whole_x=False,
-        smooth=False,
+        **BY_DISTANCE,
         mark=tethered[0].true,
         mark_label="reference",
     )
