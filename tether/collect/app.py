@@ -31,7 +31,7 @@ from tether.errors import UserError
 
 NOTICES = {
     "saved": Notice("Saved."),
-    "undone": Notice("Taken back. Here it is again."),
+    "undone": Notice("Taken back: here it is again."),
     "nothing": Notice("There is no vote to take back.", "watch"),
     "already": Notice("That page was voted on before, and the first vote stays. Here is what comes next.", "watch"),
     "stale": Notice("That page was out of date and nothing was saved. Here is what is yours to vote on now.", "watch"),
@@ -209,7 +209,7 @@ class Site:
             status = 422
             if shown is None or str(shown.assignment) != about:
                 entered, notice, status = None, NOTICES["stale"], 409
-        more = {"progress": self._progress(annotator.id), "notice": notice, "status": status}
+        more: dict[str, Any] = {"progress": self._progress(annotator.id), "notice": notice, "status": status}
         if shown is not None:
             template, values = pages.ballot_page(shown, self.desk.settings, entered or Entered())
             return self._page(template, session, annotator, **values, **more)

@@ -86,7 +86,8 @@ class LiveAnswers:
             if shown is not None or before.finished:
                 return shown
             with self._change:
-                self._change.wait_for(lambda: self._ready > before.ready or self._finished)
+                while self._ready <= before.ready and not self._finished:
+                    self._change.wait()
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """Lets the pair go that is being made."""

@@ -12,15 +12,22 @@ from typing import Any
 
 from tether.collect.marks import visible
 
-ELEMENTS = frozenset(
-    "math mrow mi mn mo mtext mspace ms msub msup msubsup munder mover munderover mmultiscripts mprescripts none"
-    " mfrac msqrt mroot mtable mtr mtd mlabeledtr mpadded mphantom menclose mstyle mfenced".split()
-)
-WORDS = frozenset(
-    "mathvariant stretchy fence form separator displaystyle scriptlevel accent accentunder symmetric movablelimits largeop"
-    " columnalign rowalign columnlines rowlines notation open close separators linebreak".split()
-)  # fmt: skip
-LENGTHS = frozenset("width height depth lspace rspace linethickness rowspacing columnspacing minsize maxsize voffset".split())
+# fmt: off
+ELEMENTS = frozenset({
+    "math", "mrow", "mi", "mn", "mo", "mtext", "mspace", "ms", "msub", "msup", "msubsup", "munder", "mover", "munderover",
+    "mmultiscripts", "mprescripts", "none", "mfrac", "msqrt", "mroot", "mtable", "mtr", "mtd", "mlabeledtr", "mpadded",
+    "mphantom", "menclose", "mstyle", "mfenced"
+})
+WORDS = frozenset({
+    "mathvariant", "stretchy", "fence", "form", "separator", "displaystyle", "scriptlevel", "accent", "accentunder",
+    "symmetric", "movablelimits", "largeop", "columnalign", "rowalign", "columnlines", "rowlines", "notation", "open",
+    "close", "separators", "linebreak"
+})
+LENGTHS = frozenset({
+    "width", "height", "depth", "lspace", "rspace", "linethickness", "rowspacing", "columnspacing", "minsize", "maxsize",
+    "voffset"
+})
+# fmt: on
 WORD = re.compile(r"[\w .,|()\[\]{}+-]{0,60}")
 LENGTH = re.compile(r"([+-]?\d{0,4}(?:\.\d{1,6})?)(em|ex|pt|px|mu)?")
 # A longer shift could push a formula over its neighbours.

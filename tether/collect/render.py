@@ -71,7 +71,7 @@ def _reader() -> MarkdownIt:
     reader = MarkdownIt("commonmark", options, renderer_cls=Renderer)
     # Definitions of links would vanish from the page: they stay text.
     reader.enable(["table", "strikethrough"]).disable("reference")
-    reader.validateLink = _may_link  # type: ignore[method-assign]
+    reader.validateLink = _may_link  # type: ignore[method-assign, assignment]
     # Before `escape`, which would read \( as a bracket, and before the blocks that would cut a formula up.
     reader.inline.ruler.before("escape", "math", _math_inline)
     reader.block.ruler.before("fence", "math", _math_block, {"alt": ["paragraph", "blockquote", "list"]})
@@ -98,9 +98,10 @@ def _math_inline(state: StateInline, silent: bool) -> bool:
             return False
     elif text[here] == "$":
         closing, block, start = "$", False, here + 1
-        end = _closing_dollar(text, start, min(state.posMax, start + LONGEST_FORMULA))
-        if end is None:
+        found = _closing_dollar(text, start, min(state.posMax, start + LONGEST_FORMULA))
+        if found is None:
             return False
+        end = found
     else:
         return False
     if not silent:

@@ -75,7 +75,15 @@ const order = document.getElementById("order") && (() => {
   const field = (row) => row.querySelector("select");
   const picked = []; // numbers in the order of the keys pressed
 
+  function show() { // each answer wears its place
+    for (const row of rows()) {
+      const badge = document.querySelector(`.answer[data-number="${row.dataset.number}"] .place`);
+      badge.textContent = `Place ${field(row).value}`;
+      badge.hidden = !field(row).value;
+    }
+  }
   function tell(row) {
+    show();
     const place = field(row).value;
     said.textContent = place ? `Answer ${row.dataset.number}: place ${place}` : `Answer ${row.dataset.number}: no place`;
   }
@@ -116,7 +124,8 @@ const order = document.getElementById("order") && (() => {
     move(button.closest("li"), Number(button.dataset.by));
     button.focus();
   });
-  list.addEventListener("change", () => { picked.length = 0; });
+  list.addEventListener("change", () => { picked.length = 0; show(); });
+  show();
 
   // Dragging by pointer events works with a mouse and with a finger alike.
   let dragged = null;
