@@ -36,13 +36,25 @@ def packed_is_padded(subject: Subject) -> Found:
             fast, slow = subject.model.scores(packed), plain.scores(subject.model.model, examples)
             words = f"scores of {len(slow)} answers"
         else:
-            fast = subject.engine.logprobs(packed, subject.temperature)
-            slow = plain.logprobs(subject.model.model, examples, subject.temperature)
+            fast, slow = _together(subject), _alone(subject)
             words = f"{len(slow)} log-probs" + (f" at temperature {subject.temperature:g}" if subject.samples else "")
     if fast.shape != slow.shape:
         return Found(float("inf"), NATS, f"the engine gives {len(fast)} numbers, the rows alone {len(slow)}")
     how = "" if subject.engine.packed else "; this model takes the padded path"
     return Found(largest(fast, slow), _limit(slow), f"{words} on {subject.main}{how}")
+
+
+def _together(subject: Subject) -> Tensor:
+    """Log-probs (M,) of all rows by the engine, as training computes them."""
+    packed = packing.pack(subject.examples, device=subject.model.device)
+    made: Tensor = subject.keep("together", lambda: subject.engine.logprobs(packed, subject.temperature))
+    return made
+
+
+def _alone(subject: Subject) -> Tensor:
+    """The same (M,) of each row alone."""
+    made: Tensor = subject.keep("alone", lambda: plain.logprobs(subject.model.model, subject.examples, subject.temperature))
+    return made
 
 
 def _limit(values: Tensor) -> float:
@@ -115,11 +127,9 @@ def sampling_is_training(subject: Subject) -> Found:
     if not subject.samples:
         raise LeftOut("nothing is sampled")
     completions = sampled.sample(subject)
-    examples = subject.examples
     kept = torch.tensor([x for c in completions for x in c.logps])
     with torch.no_grad():
-        trained = subject.engine.logprobs(packing.pack(examples, device=subject.model.device), subject.temperature).cpu()
-        alone = plain.logprobs(subject.model.model, examples, subject.temperature).cpu()
+        trained, alone = _together(subject).cpu(), _alone(subject).cpu()
     if len(kept) != len(trained):
         return Found(float("inf"), NATS, f"{len(kept)} tokens were sampled, {len(trained)} are trained")
     sampler, engine = largest(kept, alone), largest(trained, alone)
@@ -134,7 +144,7 @@ def reference_is_kept(subject: Subject) -> Found:
     """Reference scores made, read again from the cache, and made once more after the policy has moved: all of the model at its start."""
     recipe: Any = subject.recipe
     if not getattr(recipe, "has_reference", False):
-        raise LeftOut("this loss has no reference" if isinstance(recipe, DPORecipe) else "beta is 0: there is no reference")
+        raise LeftOut("beta is 0: there is no reference" if subject.samples else "this loss has no reference")
     policy: Policy = subject.load(subject.small)
     examples = subject.examples
     with torch.no_grad():
@@ -172,7 +182,7 @@ def half_precision(subject: Subject) -> Found:
             pair = [engine.hidden(packed)[packed.last].float() for engine in (half, model.engine)]
             what = "hidden states at the answers' ends"
         else:
-            pair = [engine.logprobs(packed, subject.temperature) for engine in (half, model.engine)]
+            pair = [half.logprobs(packed, subject.temperature), _together(subject)]
             what = "nats of a log-prob"
     mean = float((pair[0] - pair[1]).abs().mean())
     return Found(largest(*pair), None, f"{what}; {mean:.1e} on average. The lines above compare in float32")

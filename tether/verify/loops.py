@@ -27,7 +27,7 @@ from tether.rl_recipe import SamplingRecipe
 from tether.rollout import Rollout
 from tether.run import Run
 from tether.verify import rows as data
-from tether.verify.sampled import WEIGHTS, limit
+from tether.verify.sampled import WEIGHTS, shortened
 from tether.verify.small import move
 from tether.verify.subject import Desk, Subject, without_dropout
 
@@ -90,13 +90,10 @@ def settings(subject: Subject, tokens_per_micro_batch: int, run: Path) -> TrainR
             changes["reference"] = str(other(subject))
     if isinstance(recipe, SamplingRecipe):
         each = min(recipe.num_generations, EACH)
-        changes |= {"rewards": [], "num_generations": each, "batch_size": each * min(n, GROUPS), "max_completion_length": limit(recipe)}
+        changes |= {"rewards": [], "num_generations": each, "batch_size": each * min(n, GROUPS), **shortened(recipe)}
         changes |= {"updates_per_batch": 1, "mini_batches": 1, "reference_refresh_steps": None}
         changes |= {"critic_learning_rate": None, "critic_model": None} if isinstance(recipe, PPORecipe) else {}
-        if recipe.command == "grpo":
-            cache = getattr(recipe, "overlong_cache", None)
-            changes |= {"dynamic_sampling": False, "max_sampling_rounds": 3}
-            changes |= {"overlong_cache": None if cache is None else min(cache, limit(recipe))}
+        changes |= {"dynamic_sampling": False, "max_sampling_rounds": 3} if recipe.command == "grpo" else {}
     return recipe.replace(**changes)
 
 
@@ -118,6 +115,9 @@ def take(subject: Subject, tokens_per_micro_batch: int) -> Taken:
     """Run the loop for one step. What it says on the way is nobody's business here; what it refuses is raised."""
     folder = subject.folder / f"run-{tokens_per_micro_batch}"
     recipe = settings(subject, tokens_per_micro_batch, folder)
+    if isinstance(recipe, SamplingRecipe):
+        # A random model seldom ends an answer within a few tokens; what is left out of a loss is looked at on made-up attempts.
+        recipe = recipe.replace(mask_truncated=False)
     with contextlib.redirect_stderr(io.StringIO()), Run.create(folder, recipe) as run:
         TRAIN[recipe.command](recipe, run)
         losses = [row["loss"] for row in run.metrics() if "loss" in row]

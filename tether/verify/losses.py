@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -55,8 +56,9 @@ def _settings(subject: Subject) -> str:
 
 def _policy_loss(recipe: GRPORecipe | PPORecipe) -> Found:
     batch = policy_step.batch_of(recipe, sampled.made_up(recipe, [[1, 2]], 50))
-    held, lp, values = policy_step.constants(batch, recipe)
+    held = policy_step.constants(batch)
     given = policy_step.learnt(recipe, batch, held)
+    lp, values = policy_step.moved(recipe, batch, held, given)
     leaves = [lp.clone().requires_grad_(), values.clone().requires_grad_()]
     loss = policy_step.by_loop(recipe, batch, held, given, *leaves)
     found = torch.autograd.grad(loss, leaves, allow_unused=True)
@@ -95,7 +97,7 @@ def advantages_are_their_formula(subject: Subject) -> Found:
     if not isinstance(recipe, GRPORecipe | PPORecipe):
         raise LeftOut("nothing is rewarded")
     batch = policy_step.batch_of(recipe, sampled.made_up(recipe, [[1, 2]], 50))
-    held, _, _ = policy_step.constants(batch, recipe, seed=2)
+    held = policy_step.constants(batch, seed=2)
     given = policy_step.learnt(recipe, batch, held)
     rows = policy_step.tries(batch, held)
     if not recipe.has_reference:
@@ -126,10 +128,12 @@ def gradient_is_the_slope(subject: Subject) -> Found:
     parameters += more
     gradient = torch.autograd.grad(loss(), parameters, allow_unused=True)
     grads = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradient, strict=True)]
+    _leave_out_padding(model.model, parameters, grads)
     size = _length(grads)
     gaps = []
     for k in range(DIRECTIONS):
         direction = _direction(grads, seed=k)
+        _leave_out_padding(model.model, parameters, direction)
         expected = sum(float((g * d).sum()) for g, d in zip(grads, direction, strict=True))
         gaps.append(abs(expected - _quotient(loss, parameters, direction)) / max(size, 1e-12))
     count = sum(p.numel() for p in parameters)
@@ -147,12 +151,21 @@ def _direction(grads: list[Tensor], seed: int) -> list[Tensor]:
     return unit([a + b for a, b in zip(unit(grads), unit(noise), strict=True)])
 
 
+def _leave_out_padding(model: Any, parameters: list[Any], tensors: list[Tensor]) -> None:
+    """torch's embedding does not learn from the pad token as an input, and many tokenizers pad with the end mark: no direction there."""
+    embedding = model.get_input_embeddings()
+    pad = getattr(embedding, "padding_idx", None)
+    for parameter, tensor in zip(parameters, tensors, strict=True):
+        if parameter is embedding.weight and pad is not None:
+            tensor[pad] = 0.0
+
+
 def _length(tensors: list[Tensor]) -> float:
     return float(torch.stack([t.double().norm() for t in tensors]).norm())
 
 
 @torch.no_grad()
-def _quotient(loss: Any, parameters: list[Any], direction: list[Tensor], step: float = 4e-3) -> float:
+def _quotient(loss: Any, parameters: list[Any], direction: list[Tensor], step: float = 2e-3) -> float:
     """Slope along a direction by four values: (8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12h."""
     values, at = {}, 0.0
     for place in (1, -1, 2, -2, 0):
@@ -214,6 +227,7 @@ def _policy_loss_of_weights(subject: Subject, recipe: GRPORecipe | PPORecipe, mo
 
     with torch.no_grad():
         lp, values = (matrix(x) for x in ask())
+    batch = near(batch, lp)
     held, given = _where_the_slope_lives(recipe, batch, lp.double(), values.double())
 
     def loss() -> Tensor:
@@ -221,6 +235,11 @@ def _policy_loss_of_weights(subject: Subject, recipe: GRPORecipe | PPORecipe, mo
         return policy_step.by_loop(recipe, batch, held, given, now, then)
 
     return loss, more
+
+
+def near(batch: TokenBatch, lp: Tensor) -> TokenBatch:
+    """The attempts as if a sampler had drawn them that nearly agrees with training."""
+    return dataclasses.replace(batch, sampled_logp=torch.where(batch.mask, lp - 0.05, 0.0).float())
 
 
 def _where_the_slope_lives(

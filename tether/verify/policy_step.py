@@ -14,23 +14,13 @@ from torch import Tensor
 from tether.algorithms import grpo, ppo
 from tether.ppo_scores import RunningSpread, scores_of
 from tether.recipe import GRPORecipe, PPORecipe
-from tether.reward import Reward, Rewards
 from tether.rollout import Rollout
 from tether.token_batch import MiniBatch, Part, TokenBatch, mini_batches, token_batch
 from tether.verify import policy_formulas
 from tether.verify.policy_formulas import Try
-from tether.verify.sampled import WEIGHTS
+from tether.verify.sampled import WEIGHTS, judges
 
 Recipe = GRPORecipe | PPORecipe
-
-
-def judges() -> Rewards:
-    """Two parts with different weights; they are never asked here, the attempts are scored already."""
-
-    def unasked(prompts: Any, completions: Any) -> list[float]:
-        raise AssertionError("the attempts are scored already")
-
-    return Rewards([Reward(unasked, name, weight) for name, weight in zip("ab", WEIGHTS, strict=True)])
 
 
 def batch_of(recipe: Recipe, groups: list[list[Rollout]]) -> TokenBatch:
@@ -146,24 +136,43 @@ def without_reference(rows: list[Try]) -> list[Try]:
     return [dataclasses.replace(t, ref=list(t.old)) for t in rows]
 
 
-def constants(batch: TokenBatch, recipe: Recipe, seed: int = 1) -> tuple[Constants, Tensor, Tensor]:
-    """Random constants, and log-probs and values of the policy that is to learn, (R, T) float64.
-
-    Ratios lie far below, just inside and far above the clip bounds, for good and for bad attempts alike; so do values.
-    """
+def constants(batch: TokenBatch, seed: int = 1) -> Constants:
+    """Random ones, float64."""
     generator = torch.Generator().manual_seed(seed)
-    shape = batch.mask.shape
 
-    def draw(size: float = 1.0) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64) * size
+    def draw(size: float) -> Tensor:
+        return torch.randn(batch.mask.shape, generator=generator, dtype=torch.float64) * size
 
-    lp = -0.2 - draw().abs()
-    places = torch.arange(shape[0] * shape[1]).reshape(shape)
-    steps = torch.tensor([-1.6, 0.05, 0.5, -0.5, 1.6, 0.0, 0.9], dtype=torch.float64)
-    # Whole rows lean one way, so that ratios of whole answers leave their bounds too.
-    lean = torch.tensor([0.6, -0.6, 0.02, 1.2, -1.2], dtype=torch.float64)[torch.arange(shape[0]) % 5]
-    old = lp - steps[places % 7] - draw(0.01) - lean[:, None]
-    values, clip = draw(0.5), getattr(recipe, "value_clip", None) or 0.2
-    moved = torch.tensor([0.3, -3.0, 2.0, -0.2, 0.0], dtype=torch.float64)[places % 5] * clip + draw(0.01 * clip)
-    held = Constants(old, old - draw(0.4), values - moved)
-    return held, lp, values
+    old = -0.3 - draw(1.0).abs()
+    return Constants(old, old - draw(0.4), draw(0.5))
+
+
+# How far the policy has moved since it sampled, in nats: far above and far below the bounds, inside them, and just there.
+MOVES = (1.6, -1.6, 0.05, 0.5, -0.5, 0.0, 0.9)
+OF_ANSWERS = frozenset({"seq_ratio", "gspo", "gspo_token"})
+
+
+def moved(recipe: Recipe, batch: TokenBatch, held: Constants, given: Learnt) -> tuple[Tensor, Tensor]:
+    """Log-probs and values (R, T) of a policy and a critic that have moved in every way that a loss tells apart.
+
+    Good tokens and bad ones each go through all of `MOVES`; with one ratio per answer, good and bad answers do.
+    """
+    a = given.advantages.double()
+    a = a if a.dim() == 2 else a[:, None].expand_as(held.old)
+    shift, whole = torch.zeros_like(held.old), isinstance(recipe, GRPORecipe) and recipe.surrogate in OF_ANSWERS
+    for good in (True, False):
+        if whole:
+            rows = torch.nonzero(batch.active & ((a.sum(1) > 0) == good)).flatten().tolist()
+            for k, row in enumerate(rows):
+                # The ratio of seq_ratio adds its tokens up, which is to stay a number that says something.
+                n = int(batch.mask[row].sum()) if isinstance(recipe, GRPORecipe) and recipe.surrogate == "seq_ratio" else 1
+                shift[row] = MOVES[k % len(MOVES)] / n
+        else:
+            places = torch.nonzero(batch.mask & ((a > 0) == good)).tolist()
+            for k, (row, token) in enumerate(places):
+                shift[row, token] = MOVES[k % len(MOVES)]
+    noise = torch.randn(shift.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    clip = getattr(recipe, "value_clip", None) or 0.2
+    steps = torch.tensor([0.3, -3.0, 2.0, -0.2, 0.0], dtype=torch.float64)
+    places_ = torch.arange(shift.numel()).reshape(shift.shape) % 5
+    return held.old + shift + 0.003 * noise, held.values + clip * (steps[places_] + 0.01 * noise)

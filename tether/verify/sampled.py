@@ -6,11 +6,12 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from tether.engines.local import Completion, LocalSampler, Request
-from tether.engines.sampling import Sampling
+from tether.engines.local import Completion, Request
+from tether.reward import Reward, Rewards
 from tether.rl_recipe import SamplingRecipe
 from tether.rollout import Rollout, View, from_sampled
-from tether.verify.subject import Subject
+from tether.rollouts import Rollouts
+from tether.verify.subject import Desk, Subject
 
 PROMPTS, EACH, LONGEST = 4, 2, 12
 WEIGHTS = (1.0, 0.5)  # of the two parts of a made-up reward
@@ -21,13 +22,33 @@ def limit(recipe: SamplingRecipe) -> int:
     return min(recipe.max_completion_length, LONGEST)
 
 
+def shortened(recipe: SamplingRecipe) -> dict[str, Any]:
+    """The settings that change with it."""
+    cache = getattr(recipe, "overlong_cache", None)
+    return {"max_completion_length": limit(recipe), **({} if cache is None else {"overlong_cache": min(cache, limit(recipe))})}
+
+
+def judges() -> Rewards:
+    """Two parts with different weights, for attempts that are scored already or never will be."""
+
+    def unasked(prompts: Any, completions: Any) -> list[float]:
+        raise AssertionError("nobody asks for these rewards")
+
+    return Rewards([Reward(unasked, name, weight) for name, weight in zip("ab", WEIGHTS, strict=True)])
+
+
 def sample(subject: Subject) -> list[Completion]:
-    """A few short answers to the first prompts, at the recipe's temperature."""
+    """A few short answers to the first prompts, by the sampler and the settings that the recipe's run has; drawn once."""
+    drawn: list[Completion] = subject.keep("sampled", lambda: _sample(subject))
+    return drawn
+
+
+def _sample(subject: Subject) -> list[Completion]:
     recipe: Any = subject.recipe
-    sampler = LocalSampler(subject.model.model, subject.model.codec, precision="fp32", slots=PROMPTS * EACH, cache_tokens=None)
-    sampling = Sampling(max_new_tokens=limit(recipe), temperature=recipe.temperature)
-    prompts = subject.rows.examples[:PROMPTS]
-    return sampler.sample([Request(e.prompt, sampling, EACH, f"verify/{i}", str(e.source)) for i, e in enumerate(prompts)])
+    prompts, desk = subject.rows.examples[:PROMPTS], Desk(subject.folder)
+    run: Any = desk
+    source = Rollouts(recipe.replace(**shortened(recipe)), subject.model, prompts, judges(), run)
+    return source.sampler.sample([Request(e.prompt, source.sampling, EACH, f"verify/{i}", str(e.source)) for i, e in enumerate(prompts)])
 
 
 def attempts(subject: Subject) -> list[list[Rollout]]:

@@ -21,7 +21,7 @@ from tether.step import Update
 from tether.token_batch import over_all
 from tether.verify import formulas, loops, objectives, plain, policy_step, sampled
 from tether.verify.check import Found, LeftOut, flat, relative
-from tether.verify.loops import Taken
+from tether.verify.losses import near
 from tether.verify.policy_formulas import Try
 from tether.verify.small import move
 from tether.verify.subject import Desk, Subject, gradients
@@ -92,6 +92,7 @@ def _split_updates(
     lp = over_all(batch, lambda packed: policy.logprobs(packed, small.temperature), loops.WHOLE)
     noise = torch.randn(lp.shape, generator=torch.Generator().manual_seed(2)) * 0.3
     held = policy_step.Constants(lp - noise, lp - 0.5 * noise.flip(0), 0.3 * noise.flip(1))
+    batch = near(batch, lp)
     given = policy_step.learnt(small, batch, held)
     ref = held.ref if small.has_reference else None
     budgets, found = _budgets(batch.examples), []
@@ -135,7 +136,7 @@ class Told:
     words: str
 
 
-def _rows(subject: Subject, taken: Taken, model: Any) -> Told:
+def _rows(subject: Subject, taken: loops.Taken, model: Any) -> Told:
     recipe, examples = taken.recipe, subject.rows.examples
     values = _said(recipe, model.model, examples)  # with gradient
     ref = None
@@ -159,7 +160,7 @@ def _said(recipe: Any, model: Any, examples: Sequence[Example]) -> Tensor:
     return logps if isinstance(recipe, SFTRecipe) else torch.stack([row.sum() for row in plain.by_answer(logps, examples)])
 
 
-def _attempts(subject: Subject, taken: Taken, parts: list[Any]) -> Told:
+def _attempts(subject: Subject, taken: loops.Taken, parts: list[Any]) -> Told:
     """The attempts that the run sampled, with the rewards that it gave them. The policy is still the one that sampled, and the reference."""
     recipe, policy = taken.recipe, parts[0]
     active = [r for r in taken.rollouts if r.finished or not recipe.mask_truncated]
