@@ -55,4 +55,17 @@ def test_the_rule_mends_both_worlds_and_the_vote_the_one_whose_majority_is_right
 def test_what_the_curves_show_is_the_reward_that_was_logged(worlds: list[World]) -> None:
     for world in worlds:
         assert [step for step, _ in world.rule] == [step for step, _ in world.vote] == list(range(1, 41))
+        assert [step for step, _ in world.agreement] == list(range(1, 41))
         assert world.rule[-1][1] > world.rule[0][1]
+
+
+def test_the_reward_by_vote_rises_whether_or_not_the_majority_is_right(worlds: list[World]) -> None:
+    for world in worlds:
+        first, last = (sum(v for _, v in part) / 5 for part in (world.agreement[:5], world.agreement[-5:]))
+        assert last > first + 0.1
+        assert all(agree >= right for (_, agree), (_, right) in zip(world.agreement, world.vote, strict=True))
+
+
+def test_a_reward_of_zero_or_one_helps_on_sums_that_were_never_trained_on(worlds: list[World]) -> None:
+    untrained, tuned, by_rule, _ = (stage.unseen.sampled.value for stage in worlds[0].stages)
+    assert untrained < tuned < by_rule
