@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from tests.lab_docs import rows_missing
 from tether import cli
 from tether.commands.plan import gib, size_lines
 from tether.lab import memory as lab
@@ -104,3 +105,7 @@ def test_what_the_lecture_counts_stands_beside_what_is_held() -> None:
     assert [(d.printed, d.true) for d in RESULT.differences[:3]] == [("2", "1 or 2"), ("3 to 4", "3 or 4"), ("2", "1 or 2")]
     assert len(RESULT.charts) == 3
     assert not lab.EXPERIMENT.has_variants
+
+
+def test_the_docs_show_the_page_s_numbers() -> None:
+    assert rows_missing("memory", RESULT.tables) == []

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from tests.lab_docs import rows_missing
 from tether.best_of import chances, kl_bound
 from tether.lab import tether as lab
 from tether.lab.tether import BETAS, LENGTHS, LONGEST, SIZES, best_of, kl, optimum, place, total_variation, train
@@ -126,8 +127,9 @@ def test_reward_rises_all_along_while_the_true_score_turns() -> None:
         assert true[-1] < float(REF @ TRUE), "in the end worse than not training at all"
 
 
-def test_the_page_says_what_was_measured() -> None:
+def test_the_page_and_the_docs_say_what_was_measured() -> None:
     result = lab.EXPERIMENT.run("both")
+    assert rows_missing("tether", result.tables) == []
     assert [row[0] for row in result.tables[0].rows] == ["0", "0.2", "0.5", "1", "2", "5"]
     assert all(float(row[3]) < 0.01 for row in result.tables[0].rows)
     assert [row[0] for row in result.tables[1].rows] == [f"{n:,}" for n in SIZES]

@@ -221,7 +221,7 @@ def run(variant: Variant) -> Result:
         see=(
             f"Without a tether (β = 0) the policy writes {number(float(free.p @ LENGTHS))} tokens of {LONGEST}: the reward rises to "
             f"{number(float(free.p @ proxy))} while the true score falls to {number(float(free.p @ true_scores()))}, below the "
-            f"reference's {number(tethered[0].true)}; with β > 0 training comes to rest at ref·exp(r/β)/Z (all within {number(apart, 1)}).",
+            f"reference's {number(float(reference() @ true_scores()))}; with β > 0 training comes to rest at ref·exp(r/β)/Z (all within {number(apart, 1)}).",
             f"The true score peaks {number(top.kl)} nats from the reference (β = {number(top.dial)}) and falls from there on while the "
             "reward still rises, by the tether and by best-of-n alike: reward alone does not say when to stop, distance does.",
         ),
@@ -392,7 +392,7 @@ def _true_chart(tethered: Sequence[Place], best: Sequence[Place], ceiling: Seque
         title="True score",
         y_label="expected true score",
         **BY_DISTANCE,
-        mark=tethered[0].true,
+        mark=float(reference() @ true_scores()),
         mark_label="reference",
     )
 
