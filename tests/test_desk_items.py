@@ -122,13 +122,13 @@ def test_rows_with_nothing_to_compare_are_counted_and_named(tmp_path: Path) -> N
         (6, "not_a_list", "reject"),
         (7, "not_text", "reject"),
     ]
-    with pytest.raises(UserError, match="not answers to compare"):
-        load_items(written(tmp_path, {"prompt": "P"}))
+    with pytest.raises(UserError, match="the column 'answers' is missing"):
+        load_items(written(tmp_path, {"prompt": "P"})).enforce("refuse")
     with pytest.raises(BadRow, match="nothing to compare"):
         make_item("P", ["a"])
 
 
-@pytest.mark.parametrize("name, n, models", [("instances.jsonl", 2, True), ("votes.json", 3, True), ("five_point.jsonl", 4, True)])
+@pytest.mark.parametrize("name, n, models", [("instances.jsonl", 2, True), ("votes.json", 4, True), ("five_point.jsonl", 5, True)])
 def test_real_files(name: str, n: int, models: bool) -> None:
     loaded = load_items(str(REAL / name))
     assert len(loaded.rows) == n
