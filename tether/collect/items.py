@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tether import preferences, rankings
+from tether.errors import UserError
 from tether.files import Loaded, Problem, Source
 from tether.messages import BadRow, Message, Text, as_text, assistant
 from tether.shapes import PROMPT, Fields, Shape, load_rows, same_form
@@ -98,9 +99,16 @@ def load_items(path: str | list[str]) -> Loaded[Item]:
     """Pairs (chosen and rejected, or two outputs with or without a verdict), rankings, and prompts with a list of answers.
 
     Verdicts, ranks and scores of the file are kept in `extra` and shown to nobody. Dropped and counted: a row whose answers are all
-    the same text, or that has only one; a repeat of an item, with its answers in whatever order.
+    the same text, or that has only one; a repeat of an item, with its answers in whatever order. Raises UserError when no row has
+    answers at all.
     """
-    return load_rows(path, SHAPES, "answers to compare", _each_once)
+    loaded = load_rows(path, SHAPES, "answers to compare", _each_once)
+    if not loaded.rows and set(loaded.counts()) == {"missing_column"}:
+        first = loaded.problems[0]
+        words = f"no row holds two answers to compare ({first.what[0].lower()}{first.what[1:]})"
+        remedy = f"{first.remedy} Let models answer its prompts with --model, or add answers: prompt + answer_a + answer_b."
+        raise UserError(words, where=str(first.source), remedy=remedy)
+    return loaded
 
 
 def _each_once(items: list[Item], problems: list[Problem]) -> None:
