@@ -14,6 +14,7 @@ from tests.tiny import save_tiny
 from tether import cli
 from tether.collect.ballots import Ballot
 from tether.collect.items import make_item
+from tether.run import Run
 
 
 @pytest.fixture
@@ -54,5 +55,6 @@ def test_votes_train(tmp_path: Path, desk_folder: Path, kind: str, rule: str, co
     metrics = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert (tmp_path / "run/summary.json").exists()
     assert sum("loss" in m for m in metrics) == 2
-    notices = [json.loads(line) for line in (tmp_path / "run/notices.jsonl").read_text().splitlines()]
+    with Run.open(tmp_path / "run") as finished:
+        notices = finished.notices()
     assert [n for n in notices if n["kind"] in ("reject", "drop", "duplicate", "empty", "identical")] == []

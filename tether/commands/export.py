@@ -57,14 +57,20 @@ def export(
         files = {out: found.rows}
     _write(files, found.rows)
     where = "" if not files else " -> " + ", ".join(f"{path} ({len(rows)})" for path, rows in files.items())
-    what = f"{len(found.rows)} votes" if kind == "votes" else f"{len(found.rows)} rows out of {len(given)} votes"
-    say(f"{what} on {len(items)} items{where}")
+    told = (
+        _number(len(found.rows), "vote") if kind == "votes" else f"{_number(len(found.rows), 'row')} out of {_number(len(given), 'vote')}"
+    )
+    say(f"{told} on {_number(len(items), 'item')}{where}")
     if reasons:
         say(f"without a row: {reasons}")
     for note in found.notes:
         say(note)
     if out is not None and kind in TRAIN_WITH:
         say("next: " + TRAIN_WITH[kind].format(out))
+
+
+def _number(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def _check(kind: str, votes: str | None, out: Path | None, test_share: float | None, min_votes: int) -> None:
