@@ -10,7 +10,7 @@ import torch
 from tests.lab_docs import rows_missing
 from tether.lab.bandit import Direction, kl, optimum, vector
 from tether.lab.clipped_updates import BEST, EPS, REWARDS, START, WEIGHTINGS, WORST, climb, clipped, listing, pushes, rested
-from tether.lab.experiment import Result
+from tether.lab.experiment import Result, Variant
 from tether.lab.ppo import EXPERIMENT
 from tether.lab.ppo import WEIGHTINGS as SHOWN_WEIGHTINGS
 
@@ -155,6 +155,26 @@ def test_each_variant_shows_its_own_numbers_only() -> None:
     assert not true.differences
     assert "as printed" not in str(true.sections)
     assert "objective" not in str([s.text for s in printed.sections])
+
+
+def test_firings_that_bind_nothing_are_told(both: Result) -> None:
+    # Counted by the compiled listing with N_INNER 16 and 32: firings, and those at which the minimum is the clipped value.
+    runs = {n: listing(inner=n) for n in (4, 8, 16, 32)}
+    assert {n: (run.clips, run.clips - run.idle) for n, run in runs.items()} == {4: (68, 68), 8: (201, 201), 16: (464, 456), 32: (968, 944)}
+    assert "8 with 16 and 24 with 32 updates" in both.tables[3].caption
+    assert "counter" not in found("true").tables[3].caption
+
+
+@pytest.mark.parametrize("variant, weightings", [("both", True), ("printed", False), ("true", True)])
+def test_a_caption_speaks_of_the_rows_that_are_there(variant: Variant, weightings: bool) -> None:
+    assert ("the other two weightings" in found(variant).tables[0].caption) == weightings
+
+
+def test_what_the_penalty_takes_is_told_apart_from_what_the_listing_does(both: Result) -> None:
+    (told,) = (d for d in both.differences if d.what.startswith("distance"))
+    ends = [float(kl(vector(climb(beta=b).logits).log_softmax(0), START.log_softmax(0))) for b in (1.0, 0.0)]
+    assert told.true == f"{ends[0]:.3f}"
+    assert f"without it they end at {ends[1]:.3f}" in told.why
 
 
 def test_the_docs_show_these_numbers(both: Result) -> None:

@@ -27,8 +27,8 @@ WEIGHTINGS = ("old probability", "1 per action", "1/4 per action")  # the first 
 class Step:
     """One outer step: the policy after it, and its checks of the ratio, one for each action at each inner step.
 
-    `below` and `above` count checks where the clip binds: beyond the band on the side that the advantage wants. The listing counts ratios on
-    either side whatever the advantage; here all that it counts bind.
+    `below` and `above` count checks where the clip binds: beyond the band on the side that the advantage wants. The listing counts ratios
+    beyond the band whatever the advantage; `Run.idle` says how many of those bind nothing.
     """
 
     probs: tuple[float, ...]
@@ -44,11 +44,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Run:
-    """`digits` are the nine of print, of the logits; empty for the others."""
+    """`digits` are the nine of print, of the logits; empty for the others. `idle`: counted clips at which the minimum is not the clipped value."""
 
     steps: list[Step]
     logits: tuple[float, ...]
     digits: tuple[str, ...] = ()
+    idle: int = 0
 
     @property
     def clips(self) -> int:
@@ -64,7 +65,8 @@ def listing(*, inner: int = INNER, outer: int = OUTER) -> Run:
     """What the listing prints."""
     run = as_printed.ppo(inner=inner, outer=outer)
     steps = [Step(tuple(float(p) for p in s.probs), float(s.smallest_ratio), float(s.largest_ratio), s.below, s.above) for s in run.steps]
-    return Run(steps, tuple(float(z) for z in run.logits), tuple(f"{z:.9g}" for z in run.logits))
+    idle = sum(s.below + s.above - s.binding for s in run.steps)
+    return Run(steps, tuple(float(z) for z in run.logits), tuple(f"{z:.9g}" for z in run.logits), idle)
 
 
 def climb(

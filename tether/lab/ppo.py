@@ -22,8 +22,14 @@ DIRECTIONS: tuple[Direction, Direction] = ("reverse", "forward")
 INNERS = (1, 2, 4, 8, 16, 32)
 PRINTED, OBJECTIVE = "as printed", "the objective"
 INNER_TEXT = {
-    PRINTED: "As printed the push never stops, and bad actions lose everything within a batch.",
-    OBJECTIVE: "By the objective's gradient an action beyond the band is let go.",
+    PRINTED: "As printed the push never stops: with many updates bad actions lose everything within a batch.",
+    OBJECTIVE: "By the objective's gradient an action beyond the band is let go, and drifts on only as the others are pushed.",
+}
+WEIGHED = "The objective weighs actions by their old probability"
+WEIGHTS_TEXT: dict[Variant, str] = {
+    "both": f"{WEIGHED}; the listing visits each once, so the other two weightings stand beside it.",
+    "printed": "The listing visits each action once, whatever its probability.",
+    "true": f"{WEIGHED}; the other two weightings visit each once, as the listing does.",
 }
 Runs = dict[str, Run]
 WithKl = dict[tuple[Direction, float], tuple[Run, Run]]  # by direction and beta: at rest, and after the listing's ten batches
@@ -40,13 +46,13 @@ def run(variant: Variant) -> Result:
         runs |= {name: climb(name) for name in WEIGHTINGS}
         inners[OBJECTIVE] = {n: climb(inner=n) for n in INNERS}
         with_kl = {(d, b): (rested(b, d), climb(beta=b, direction=d)) for d in DIRECTIONS for b in BETAS}
-    tables = [_steps_table(runs), _ends_table(runs), _outer_table(runs), _inner_table(inners)]
+    tables = [_steps_table(runs, variant), _ends_table(runs), _outer_table(runs), _inner_table(inners)]
     sections = [
         Section(
             "Four updates of one batch",
             [
                 "Ratio ρ = new/old probability of each action, looked at before each of four updates; the clip is 0.8 to 1.2. First picture: what is learnt. "
-                "Second: the smallest and the largest ratio of each batch. The largest alone falls to 1 in every run; the smallest says what goes on.",
+                "Second: the smallest and the largest ratio of each batch. The largest alone falls towards 1 in every run; the smallest says what goes on.",
             ],
             [_best_chart(runs), _ratio_chart(runs)],
         ),
@@ -103,7 +109,7 @@ def _three(probs: Sequence[float]) -> str:
     return " ".join(f"{p:.3f}" for p in probs)
 
 
-def _steps_table(runs: Runs) -> Table:
+def _steps_table(runs: Runs, variant: Variant) -> Table:
     rows = []
     for name, run in runs.items():
         for n in range(2, OUTER + 1, 2):
@@ -114,8 +120,7 @@ def _steps_table(runs: Runs) -> Table:
         ["weights", "step", "probabilities", "max ratio", "min ratio", "clips"],
         rows,
         "Ten batches, four updates of each",
-        "Rewards 2, 5, 1, 3. Ratios and clips are those of the two batches up to the row. The objective weighs actions by their old probability; "
-        "the listing visits each once, so the other two weightings stand beside it.",
+        f"Rewards 2, 5, 1, 3. Ratios and clips are those of the two batches up to the row. {WEIGHTS_TEXT[variant]}",
         frozenset({1, 2, 3, 4, 5}),
     )
 
@@ -170,10 +175,19 @@ def _inner_table(inners: dict[str, dict[int, Run]]) -> Table:
         ["", "updates a batch", "ratios", "clips", "probabilities at the end"],
         rows,
         "How often a batch is used",
-        "Ten batches each. Ratios: from the smallest to the largest of all checks.",
+        "Ten batches each. Ratios: from the smallest to the largest of all checks." + _idle_text(inners),
         frozenset({1, 2, 3, 4}),
         folded=True,
     )
+
+
+def _idle_text(inners: dict[str, dict[int, Run]]) -> str:
+    """What is counted as a clip and is none."""
+    idle = {n: run.idle for n, run in inners.get(PRINTED, {}).items() if run.idle}
+    if not idle:
+        return ""
+    told = " and ".join(f"{count} with {n}" for n, count in idle.items())
+    return f" The listing's counter takes every ratio beyond the band; some bind nothing, as a good action's below 0.8: {told} updates."
 
 
 def _kl_table(with_kl: WithKl) -> Table:
@@ -197,7 +211,8 @@ def _kl_table(with_kl: WithKl) -> Table:
         rows,
         "Exercise 2: the weight of the penalty",
         "The chapter writes the second direction; RLHF uses the first. In a loss, k2 pulls like the first and k3 like the second. "
-        "Distance at rest: largest difference between a probability that the gradient came to rest at and the closed form. KL in nats.",
+        "Distance at rest: largest difference between a probability that the gradient came to rest at and the closed form. KL: of the row's own "
+        "direction, in nats.",
         frozenset(range(1, 7)),
     )
 
@@ -258,8 +273,8 @@ def _differences(runs: Runs) -> list[Difference]:
             "distance from the start at the end, in nats",
             distance(printed),
             distance(climb(beta=1.0)),
-            "The text says that the KL penalty appears in both algorithms. This listing has none; beside it ten batches of the objective with β = 1. "
-            "KL(π ‖ ref).",
+            "The text says that the KL penalty appears in both algorithms. This listing has none; beside it ten batches of the objective with β = 1; "
+            f"without it they end at {distance(true)}. KL(π ‖ ref).",
         ),
     ]
 
