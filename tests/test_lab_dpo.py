@@ -105,6 +105,11 @@ def test_the_chosen_answer_falls_where_the_score_is_above_zero(share: float, fal
     assert path.gap[-1] >= 4.0
 
 
+def test_the_score_is_a_warning_and_no_border() -> None:
+    assert collapse.Features.made(0.75).score() < 0
+    assert collapse.train("DPO", share=0.75).chosen[-1] < 0
+
+
 def test_what_the_pair_loses_goes_to_answers_in_no_pair() -> None:
     path = collapse.train("DPO")
     assert path.others[-1] > 0.9 > path.others[0]

@@ -7,7 +7,8 @@ along phi(chosen) - phi(rejected), so it lowers the shared weight, and the chose
 
     phi(chosen) . phi(rejected) > |phi(chosen)|^2        (the CHES score of Razin et al. 2024, arXiv:2410.08847)
 
-by more than the pull of all other answers. What both lose goes to answers that no pair mentions.
+or nearly so: the rejected answer's fall gives a little of its share back through the softmax, and a second pair that pushes the same shared
+weight takes the chosen answer down further. What both lose goes to answers that no pair mentions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Pairs of yesterday against answers of today: the best answer is in no pair.
 
-Six answers with logits of their own. The reference gives the best one 2 %; in the pairs, drawn from the reference, it did not come
-up. DPO on these pairs is set beside the same loss on pairs of the policy's own answers, and beside PPO and GRPO, which ask for the
+Six answers with logits of their own. The reference gives the best one 2 %; the pairs are drawn from the reference's other five, as if it
+had not come up. DPO on these pairs is set beside the same loss on pairs of the policy's own answers, and beside PPO and GRPO, which ask for the
 reward of what they sample. Each update sees sixteen answers. The reward is exact and so is what each policy earns.
 """
 
