@@ -53,8 +53,9 @@ def judges() -> Rewards:
 
 
 def in_float64(folder: Path) -> Policy:
+    """On the processor: the forty answers are written out there."""
     policy = Policy.load(folder, precision="fp32")
-    policy.model.double()
+    policy.model.double().cpu()
     return policy
 
 

@@ -192,14 +192,18 @@ def _loss_of_weights(subject: Subject, model: Any) -> tuple[Loss, list[nn.Parame
         with torch.no_grad():
             sums = objectives.said(step, model, packed)
         # A reference near the policy and not at it: there some losses have a kink.
-        step = objectives.Step(recipe, examples, sums.double() + torch.linspace(0.3, 1.1, len(sums), dtype=torch.float64), 0.1)
+        step = objectives.Step(
+            recipe, examples, sums.double() + torch.linspace(0.3, 1.1, len(sums), dtype=torch.float64).to(sums.device), 0.1
+        )
     return lambda: objectives.by_loop(step, objectives.said(step, model, packed)), []
 
 
 def _policy_loss_of_weights(subject: Subject, recipe: GRPORecipe | PPORecipe, model: Any) -> tuple[Loss, list[nn.Parameter]]:
     desk: Any = Desk(subject.folder)
     vocabulary = len(model.tokenizer)
-    batch = policy_step.batch_of(recipe, sampled.made_up(recipe, [e.prompt for e in subject.rows.examples[:ROWS]], vocabulary))
+    batch = policy_step.batch_of(
+        recipe, sampled.made_up(recipe, [e.prompt for e in subject.rows.examples[:ROWS]], vocabulary), model.device
+    )
     packed = pack(batch.examples, device=model.device)
     critic: SharedCritic | SeparateCritic | None = None
     more: list[nn.Parameter] = []

@@ -62,9 +62,9 @@ def by_loop(step: Step, values: Tensor) -> Tensor:
     if recipe.loss_type == "kto":
         assert step.ref is not None
         weights = {"beta": recipe.beta, "desirable_weight": recipe.desirable_weight, "undesirable_weight": recipe.undesirable_weight}
-        labels = kto.label_tensor(step.examples, range(len(step.examples)))
+        labels = kto.label_tensor(step.examples, range(len(step.examples))).to(values.device)
         return kto.kto_loss(values, step.ref.to(values), labels, torch.tensor(step.z0), **weights, total=len(step.examples))[0]
-    counts = torch.tensor(step.lengths).view(-1, 2)
+    counts = torch.tensor(step.lengths, device=values.device).view(-1, 2)
     sums = values.view(-1, 2)
     ref_chosen, ref_rejected = (None, None) if step.ref is None else step.ref.to(values).view(-1, 2).unbind(1)
     pairs = dpo.PairLogps(sums[:, 0], sums[:, 1], ref_chosen, ref_rejected, counts[:, 0], counts[:, 1])

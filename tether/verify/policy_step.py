@@ -23,10 +23,10 @@ from tether.verify.sampled import WEIGHTS, judges
 Recipe = GRPORecipe | PPORecipe
 
 
-def batch_of(recipe: Recipe, groups: list[list[Rollout]]) -> TokenBatch:
+def batch_of(recipe: Recipe, groups: list[list[Rollout]], device: torch.device | str = "cpu") -> TokenBatch:
     """As the recipe's loop makes it."""
     least = min(2, recipe.num_generations) if isinstance(recipe, GRPORecipe) else 1
-    return token_batch(groups, mask_truncated=recipe.mask_truncated, least=least)
+    return token_batch(groups, mask_truncated=recipe.mask_truncated, device=device, least=least)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def whole(batch: TokenBatch) -> tuple[Part, MiniBatch]:
     """All examples as one part of one mini-batch. Its packed stream is not made: no loss reads it."""
     [mini] = mini_batches(batch, 1, "")
     unread: Any = None
-    return Part(unread, torch.tensor([row for i in mini.examples for row in batch.rows[i]])), mini
+    return Part(unread, torch.tensor([row for i in mini.examples for row in batch.rows[i]], device=batch.mask.device)), mini
 
 
 def tries(batch: TokenBatch, held: Constants) -> list[Try]:

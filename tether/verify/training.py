@@ -88,9 +88,9 @@ def _split_updates(
     policy: Policy = parts[0]
     move(p for p in policy.parameters().values())
     prompts = [e.prompt for e in subject.rows.examples[: sampled.PROMPTS]]
-    batch = policy_step.batch_of(small, sampled.made_up(small, prompts, len(policy.tokenizer)))
-    lp = over_all(batch, lambda packed: policy.logprobs(packed, small.temperature), loops.WHOLE)
-    noise = torch.randn(lp.shape, generator=torch.Generator().manual_seed(2)) * 0.3
+    batch = policy_step.batch_of(small, sampled.made_up(small, prompts, len(policy.tokenizer)), policy.device)
+    lp = over_all(batch, lambda packed: policy.logprobs(packed, small.temperature), loops.WHOLE, policy.device)
+    noise = torch.randn(lp.shape, generator=torch.Generator().manual_seed(2)).to(lp) * 0.3
     held = policy_step.Constants(lp - noise, lp - 0.5 * noise.flip(0), 0.3 * noise.flip(1))
     batch = near(batch, lp)
     given = policy_step.learnt(small, batch, held)
@@ -147,7 +147,7 @@ def _rows(subject: Subject, taken: loops.Taken, model: Any) -> Told:
                 ref = _said(recipe, Policy.load(recipe.reference, precision="fp32").model, examples)
     step = objectives.Step(recipe, examples, None if ref is None else ref.double())
     at = values.detach().double().flatten().tolist()
-    slopes = torch.tensor(formulas.slopes(lambda x: objectives.by_formula(step, x), at), dtype=values.dtype)
+    slopes = values.new_tensor(formulas.slopes(lambda x: objectives.by_formula(step, x), at))
     words = f"{len(examples)} rows" + ("" if ref is None or recipe.reference == "start" else ", tied to another model")
     return Told(objectives.by_formula(step, at), (slopes * values.flatten()).sum(), words)
 
@@ -187,7 +187,7 @@ def _attempts(subject: Subject, taken: loops.Taken, parts: list[Any]) -> Told:
 
     both = torch.cat([logps, values]) if len(parts) > 1 else logps
     at = both.detach().double().tolist()
-    slopes = torch.tensor(formulas.slopes(formula, at), dtype=logps.dtype)
+    slopes = logps.new_tensor(formulas.slopes(formula, at))
     words = f"{len(rows)} attempts sampled and rewarded by the loop"
     return Told(formula(at), (slopes * both).sum(), words)
 
