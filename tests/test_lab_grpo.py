@@ -9,6 +9,7 @@ import torch
 
 from tests.lab_docs import rows_missing
 from tether.advantage import group_mean, rloo
+from tether.lab import group_runs
 from tether.lab.bandit import vector
 from tether.lab.experiment import Result
 from tether.lab.group_baseline import MEAN, VARIANCE, many, pull, spread
@@ -163,6 +164,20 @@ def test_each_variant_shows_its_own_numbers_only() -> None:
     assert [row[0] for row in true.tables[1].rows] == ["ratio to old", "ratio to reference"]
     assert not printed.differences
     assert not true.differences
+    assert [t.title for t in printed.tables] == ["Twenty steps, six draws each", "Where they end", "The same program, one thing changed"]
+    assert {row[1] for row in printed.tables[2].rows} == {"as printed"}
+    assert "objective" not in str((printed.tables, [s.text for s in printed.sections]))  # no line learns by its gradient
+
+
+def test_no_two_lines_of_a_picture_have_one_name(both: Result) -> None:
+    for chart in both.charts:
+        assert len(set(chart.header)) == len(chart.header)
+
+
+def test_the_ratio_to_the_reference_stays_where_it_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_runs, "STEPS", 200)
+    ends = [learn("reference").at(n).expected for n in (20, 50, 100, 200)]
+    assert all(abs(end - 3.13) < 0.15 for end in ends)
 
 
 def test_the_docs_show_these_numbers(both: Result) -> None:

@@ -36,52 +36,49 @@ def run(variant: Variant) -> Result:
         runs[PRINTED] = listing()
     if variant != "printed":
         runs |= {OLD: learn("old"), REFERENCE: learn("reference")}
+    tables = [_steps_table(runs), _ends_table(runs), *([_optimum_table()] if variant != "printed" else []), _changed_table(variant)]
+    sections = [
+        Section(
+            "Exact and estimated",
+            [
+                "Expected reward: Σ π·r over the four actions, exact. Group: the mean of the six rewards drawn at that step, an estimate of the same "
+                "number for the same policy. What lies between them goes into every advantage of the step.",
+                *([_RATIO_TEXT] if PRINTED in runs else []),
+            ],
+            [grpo_pictures.reward_chart(runs), *([grpo_pictures.ratio_chart(runs[PRINTED])] if PRINTED in runs else [])],
+        )
+    ]
+    if variant != "printed":  # the rest learns by the objective's gradient
+        of_exercises = _exercises()
+        tables += of_exercises[0]
+        sections += of_exercises[1]
+    return Result(see=_see(runs), tables=tables, sections=sections, differences=_differences(runs) if variant == "both" else [])
+
+
+def _exercises() -> tuple[list[Table], list[Section]]:
     dense = [spread(size) for size in DENSE]
     spreads = [s for s in dense if s.size in SIZES]
     scaled = {(scale, divide): many(SCALE_STEPS, scale=scale, divide=divide, runs=100) for scale in SCALES for divide in (True, False)}
-    return Result(
-        see=_see(runs, spreads),
-        tables=[
-            _steps_table(runs),
-            _ends_table(runs),
-            _optimum_table(),
-            _changed_table(variant),
-            _size_table(spreads),
-            _spread_table(spreads),
-            _scale_table(scaled),
-            _pull_table(),
-        ],
-        sections=[
-            Section(
-                "Exact and estimated",
-                [
-                    "Expected reward: Σ π·r over the four actions, exact. Group: the mean of the six rewards drawn at that step, an estimate of the same "
-                    "number for the same policy. What lies between them goes into every advantage of the step.",
-                    *([_RATIO_TEXT] if PRINTED in runs else []),
-                ],
-                [grpo_pictures.reward_chart(runs), *([grpo_pictures.ratio_chart(runs[PRINTED])] if PRINTED in runs else [])],
-            ),
-            Section(
-                "Exercise 3: the size of the group",
-                [
-                    f"The baseline's standard deviation over groups of the first policy: √(σ²/G) for the group's mean, √(σ²/(G − 1)) for the mean of the "
-                    f"others, with σ² = {number(VARIANCE)}, the variance of one reward. Four times the draws halve it."
-                ],
-                [grpo_pictures.spread_chart(dense)],
-            ),
-            Section(
-                "Exercise 6: without dividing by the deviation",
-                [
-                    "A = R − mean grows with the reward's scale: at one rate a prompt paid in hundredths hardly learns, and one paid in hundreds takes steps so "
-                    "large that the first lucky draw can stay for good.",
-                    "Dividing has a price of its own. Second picture: the expected push on a right answer of a prompt that is solved with probability p. "
-                    "With the division prompts that are almost solved or almost hopeless count for more.",
-                ],
-                [grpo_pictures.scale_chart(scaled), grpo_pictures.pull_chart()],
-            ),
-        ],
-        differences=_differences(runs) if variant == "both" else [],
-    )
+    return [_size_table(spreads), _spread_table(spreads), _scale_table(scaled), _pull_table()], [
+        Section(
+            "Exercise 3: the size of the group",
+            [
+                f"The baseline's standard deviation over groups of the first policy: √(σ²/G) for the group's mean, √(σ²/(G − 1)) for the mean of the "
+                f"others, with σ² = {number(VARIANCE)}, the variance of one reward. Four times the draws halve it."
+            ],
+            [grpo_pictures.spread_chart(dense)],
+        ),
+        Section(
+            "Exercise 6: without dividing by the deviation",
+            [
+                "A = R − mean grows with the reward's scale: at one rate a prompt paid in hundredths hardly learns, and one paid in hundreds takes steps so "
+                "large that the first lucky draw can stay for good.",
+                "Dividing has a price of its own. Second picture: the expected push on a right answer of a prompt that is solved with probability p. "
+                "With the division prompts that are almost solved or almost hopeless count for more.",
+            ],
+            [grpo_pictures.scale_chart(scaled), grpo_pictures.pull_chart()],
+        ),
+    ]
 
 
 _RATIO_TEXT = (
@@ -90,7 +87,7 @@ _RATIO_TEXT = (
 )
 
 
-def _see(runs: dict[str, Run], spreads: list[Spread]) -> tuple[str, str]:
+def _see(runs: dict[str, Run]) -> tuple[str, str]:
     name = PRINTED if PRINTED in runs else OLD
     start, *_, end = (runs[name].at(n) for n in SHOWN)
     worst = max(abs(step.group - step.expected) for step in runs[name].steps)
@@ -101,12 +98,12 @@ def _see(runs: dict[str, Run], spreads: list[Spread]) -> tuple[str, str]:
     if PRINTED in runs and OLD in runs:
         ends = {kind: r.at(STEPS).expected for kind, r in runs.items()}
         return first, (
-            f"The listing measures its ratio against the reference: with the clip's own derivative that would stop at {ends[REFERENCE]:.2f}, "
+            f"The listing measures its ratio against the reference: with the clip's own derivative that would stay near {ends[REFERENCE]:.2f}, "
             f"and measured against the policy that drew the group, as published, it reaches {ends[OLD]:.2f}."
         )
-    deviations = {s.size: s.theory[0] ** 0.5 for s in spreads}
+    two, thirty_two = ((VARIANCE / size) ** 0.5 for size in (2, 32))
     return first, (
-        f"The noise of the baseline falls with the root of the group: {deviations[2]:.2f} with two draws, {deviations[32]:.2f} with thirty-two, "
+        f"The noise of the baseline falls with the root of the group: {two:.2f} with two draws, {thirty_two:.2f} with thirty-two, "
         "for sixteen times the cost."
     )
 
@@ -131,7 +128,7 @@ def _steps_table(runs: dict[str, Run]) -> Table:
         rows,
         "Twenty steps, six draws each",
         "Rewards 2, 5, 1, 3 plus noise over a width of 1; clip 0.2, β = 0.1, rate 0.3. Each row is the policy before that step's update. "
-        "All runs use the random numbers of srand(42).",
+        "The random numbers are those of srand(42).",
         frozenset(range(1, 6)),
     )
 
@@ -270,6 +267,7 @@ def _differences(runs: dict[str, Run]) -> list[Difference]:
     ratio = last.probs[BEST] / 0.25
     low = last.probs[WORST]
     value = float(as_printed.penalty(as_printed.F(low), as_printed.F(0.25)))
+    stalled = runs[REFERENCE].at(STEPS).probs[BEST] / 0.25
     at_15 = {name: runs[name].at(15) for name in (PRINTED, OLD)}
     return [
         Difference(
@@ -283,8 +281,8 @@ def _differences(runs: dict[str, Run]) -> list[Difference]:
             "exp after that formula's own gradient, step 20",
             f"{last.expected:.2f}",
             f"{runs[REFERENCE].at(STEPS).expected:.2f}",
-            "With the derivative of the clip, 0 beyond 1.2 times the reference, the printed ratio freezes near there; the listing learns because it "
-            "adds the value of the objective instead.",
+            f"With the derivative of the clip, 0 beyond {1 + EPS:.1f} times the reference, the printed ratio stalls soon after, at {stalled:.1f} times; "
+            "the listing learns because it adds the value of the objective instead.",
         ),
         Difference(
             "exp at step 20, published objective",

@@ -52,9 +52,9 @@ def spread_chart(spreads: list[Spread]) -> Chart:
     return line_chart(
         [
             Series("group's mean, theory", [(g, (VARIANCE / g) ** 0.5) for g in grid], 1),
-            Series("measured", [(s.size, s.with_self.value**0.5) for s in spreads], 1, dots=True),
+            Series("group's mean, measured", [(s.size, s.with_self.value**0.5) for s in spreads], 1, dots=True, joined=False),
             Series("mean of the others, theory", [(g, (VARIANCE / (g - 1)) ** 0.5) for g in grid], 2, dashed=True),
-            Series("measured", [(s.size, s.without.value**0.5) for s in spreads], 2, dots=True),
+            Series("mean of the others, measured", [(s.size, s.without.value**0.5) for s in spreads], 2, dots=True, joined=False),
         ],
         title="Noise of the baseline",
         x_label="group size G",
