@@ -13,7 +13,7 @@ from tether.algorithms.linear_reward import fit
 from tether.lab import reward_model
 from tether.lab.as_printed import FEATURES, PAIRS
 from tether.lab.experiment import Result
-from tether.lab.reward_model import EXPERIMENT, contrary, features, longer, loss_of_gap, shifted, train
+from tether.lab.reward_model import EXPERIMENT, contrary, contrary_printed, features, longer, longer_printed, loss_of_gap, shifted, train
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +110,20 @@ def test_each_variant_shows_its_own_numbers_only() -> None:
     assert [list(r.tables[1].header) for r in (printed, true)] == [["weight", "as printed", "its nine digits"], ["weight", "float64"]]
     assert not printed.differences
     assert not true.differences
+    told = str((printed.tables, [s.text for s in printed.sections], [c.header for c in printed.charts]))
+    assert "float64" not in told
+    assert "λ" not in told
+    assert "as printed" not in str((true.tables, [s.text for s in true.sections]))
+
+
+def test_long_runs_and_the_exercise_by_the_listing_agree_with_float64_to_its_digits() -> None:
+    for copies in (1, 3):
+        (weights, correct), (wanted, wanted_correct) = contrary_printed(copies), contrary(copies)
+        assert correct == wanted_correct
+        assert weights == pytest.approx(wanted, abs=2e-5)
+    for (n, size, loss), (_, wanted_size, wanted_loss) in zip(longer_printed([25, 800]), longer([25, 800]), strict=True):
+        assert size == pytest.approx(wanted_size, rel=1e-4), n
+        assert loss == pytest.approx(wanted_loss, rel=1e-3), n
 
 
 def test_the_docs_show_these_numbers(both: Result) -> None:

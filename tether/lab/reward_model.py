@@ -27,7 +27,7 @@ from tether.report.view import Section, Table
 
 EPOCHS, RATE = 200, 0.1
 SHOWN = (50, 100, 150, 200)
-LONG = 3200
+STOPS = [25 * 2**k for k in range(8)]  # epochs after which training stops: 25 to 3,200
 SHIFT = 100.0  # what is added to every score
 # The chapter's exercise 1: the preferred answer is the less safe one.
 CONTRARY: tuple[Row, Row] = ((0.8, 0.8, 0.6, 0.1), (0.7, 0.7, 0.6, 0.9))
@@ -91,6 +91,18 @@ def longer(epochs: Sequence[int], l2: float = 0.0) -> list[tuple[int, float, flo
     return found
 
 
+def contrary_printed(copies: int) -> tuple[dict[str, float], int]:
+    """The same by the listing's own arithmetic."""
+    last = as_printed.reward_model([*PAIRS, *[CONTRARY] * copies], epochs=EPOCHS)[-1]
+    return dict(zip(FEATURES, map(float, last.weights), strict=True)), last.correct
+
+
+def longer_printed(epochs: Sequence[int]) -> list[tuple[int, float, float]]:
+    """The same by the listing's own arithmetic: one run, looked at on its way."""
+    history = as_printed.reward_model(epochs=max(epochs))
+    return [(n, float(np.linalg.norm([float(w) for w in history[n - 1].weights])), float(history[n - 1].loss)) for n in epochs]
+
+
 def shifted(weights: Sequence[float], dtype: torch.dtype) -> float:
     """The largest change of a pair's probability when 100 is added to every score and scores are kept in `dtype`."""
     chosen, rejected = (side @ torch.tensor(weights, dtype=torch.float64) for side in features(PAIRS))
@@ -117,8 +129,9 @@ def run(variant: Variant) -> Result:
     shown = [float(w) for w in printed[-1].weights] if variant == "printed" else true.weights[-1]
     named = dict(zip(FEATURES, shown, strict=True))
     first, second = sorted(named, key=lambda name: -named[name])[:2]
-    exercise = [contrary(n) for n in range(MOST_CONTRARY + 1)]
-    growth = {l2: longer([25 * 2**k for k in range(8)], l2) for l2 in (0.0, 0.01)}
+    by_print = variant == "printed"
+    exercise = [contrary_printed(n) if by_print else contrary(n) for n in range(MOST_CONTRARY + 1)]
+    growth = {0.0: longer_printed(STOPS)} if by_print else {l2: longer(STOPS, l2) for l2 in (0.0, 0.01)}
     return Result(
         see=(
             f"Five comparisons say what each feature is worth against the others: {first} {_three(named[first])} and {second} "
@@ -129,9 +142,9 @@ def run(variant: Variant) -> Result:
         tables=[
             _loss_table(printed, true, variant),
             _weight_table(printed, true, variant),
-            _shift_table(true),
+            *([] if by_print else [_shift_table(true)]),
             _growth_table(growth[0.0]),
-            _exercise_table(exercise),
+            _exercise_table(exercise, variant),
         ],
         sections=[
             Section(
@@ -145,8 +158,8 @@ def run(variant: Variant) -> Result:
             Section(
                 "No end, and other wishes",
                 [
-                    "Five pairs that a weighted sum can separate have no best weights: longer is always better. "
-                    "A penalty on the weights, λ/2·|w|², gives them an end.",
+                    "Five pairs that a weighted sum can separate have no best weights: longer is always better."
+                    + ("" if by_print else " A penalty on the weights, λ/2·|w|², gives them an end."),
                     "Second picture, exercise 1: pairs whose preferred answer is the less safe one. The weight of safety falls and turns "
                     "negative; accuracy rises to make up for it in the first five.",
                 ],
@@ -196,7 +209,9 @@ def _weight_table(printed: list[as_printed.RewardEpoch], true: Trained, variant:
         ["weight", *(name for name, _ in columns)],
         [[name, *(cells[i] for _, cells in columns)] for i, name in enumerate((*FEATURES, "bias"))],
         "What was learnt",
-        f"Largest gradient of the bias over the {EPOCHS * len(PAIRS):,} updates of the float64 run, by autograd: {number(true.largest_bias_gradient)}.",
+        f"Largest gradient of the bias over the {EPOCHS * len(PAIRS):,} updates of the float64 run, by autograd: {number(true.largest_bias_gradient)}."
+        if variant != "printed"
+        else "The listing has no update of the bias.",
         frozenset(range(1, 4)),
     )
 
@@ -227,7 +242,7 @@ def _growth_table(growth: list[tuple[int, float, float]]) -> Table:
     )
 
 
-def _exercise_table(exercise: list[tuple[dict[str, float], int]]) -> Table:
+def _exercise_table(exercise: list[tuple[dict[str, float], int]], variant: Variant) -> Table:
     return Table(
         ["contrary pairs", *FEATURES, "in order"],
         [
@@ -235,7 +250,8 @@ def _exercise_table(exercise: list[tuple[dict[str, float], int]]) -> Table:
             for n, (weights, correct) in enumerate(exercise)
         ],
         "Exercise 1: the less safe answer is preferred",
-        "Copies of (0.8 0.8 0.6 0.1) preferred to (0.7 0.7 0.6 0.9), added at the end; weights after 200 epochs in float64.",
+        "Copies of (0.8 0.8 0.6 0.1) preferred to (0.7 0.7 0.6 0.9), added at the end; weights after 200 epochs"
+        f"{' of the listing' if variant == 'printed' else ' in float64'}.",
         frozenset(range(6)),
     )
 
