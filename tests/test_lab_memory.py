@@ -8,11 +8,12 @@ import re
 import pytest
 
 from tests.lab_docs import rows_missing
+from tests.lab_docs import PAGES
 from tether import cli
 from tether.commands.plan import gib, size_lines
 from tether.lab import memory as lab
 from tether.lab.memory import CARD, SIZES, cards_for, largest, need_of, sampler_bytes
-from tether.plan_sizes import METHODS, needs
+from tether.plan_sizes import METHODS, lora_share, needs
 
 RESULT = lab.EXPERIMENT.run("both")
 MODELS, FULL, LORA, CARDS = RESULT.tables
@@ -109,3 +110,22 @@ def test_what_the_lecture_counts_stands_beside_what_is_held() -> None:
 
 def test_the_docs_show_the_page_s_numbers() -> None:
     assert rows_missing("memory", RESULT.tables) == []
+
+
+def test_the_lora_column_is_what_the_page_says_it_is() -> None:
+    """8e9 parameters: 4 x 8e9 = 32e9 bytes of policy, 16 bytes for each adapter parameter, 2 x 8e9 for a reward model."""
+    adapter = 16 * lora_share(8e9) * 8e9
+    assert need_of("grpo", 8e9).lora == pytest.approx(4 * 8e9 + adapter)
+    assert need_of("ppo", 8e9).lora == pytest.approx(4 * 8e9 + 2 * adapter + 2 * 8e9)
+    (text,) = RESULT.sections[0].text
+    assert "LoRA: 4 bytes for every parameter of the policy" in text
+    assert "16 for those of its adapters, 2 for the reward model's" in text
+    assert "without a reward model" in RESULT.see[1]
+
+
+def test_the_docs_show_the_rows_they_have_chosen() -> None:
+    lines = (PAGES / "memory.md").read_text().splitlines()
+    for table in (FULL, LORA):
+        for row in table.rows:
+            if row[0] in ("dpo", "grpo", "ppo, shared critic", "ppo"):
+                assert f"| {' | '.join(row)} |" in lines

@@ -2,6 +2,7 @@
 
     full training    16 bytes a parameter of a trained model: weight, gradient and AdamW's two moments, all float32
     frozen models    2 bytes a parameter: bfloat16
+    LoRA             4 bytes a parameter of the policy, float32 and frozen, and 16 of each adapter's; the reference is the policy without adapter
     sampler's copy   2 bytes a parameter: the weights as sampling reads them, bfloat16; none where training runs in float32
 
 Activations and the keys and values of answers come on top: they depend on the batch, not on the method.
@@ -67,8 +68,8 @@ def run(variant: Variant) -> Result:
         see=(
             f"A trained model takes {TRAINED} bytes a parameter, a frozen one {HALF}: which models are trained decides, not how many there are.",
             f"At {CHAPTER} a critic of the policy's size takes {_gib(critic)} GiB, {number(100 * critic / ppo.full, 2)} % of PPO and "
-            f"{cards_for(critic)} cards of 80 GB; GRPO does without it and needs {cards_for(grpo.full)} cards where PPO needs "
-            f"{cards_for(ppo.full)}.",
+            f"{cards_for(critic)} cards of 80 GB; GRPO with rewards by rule does without it and without a reward model, and needs "
+            f"{cards_for(grpo.full)} cards where PPO needs {cards_for(ppo.full)}.",
         ),
         tables=[
             _models_table(),
@@ -80,8 +81,9 @@ def run(variant: Variant) -> Result:
             Section(
                 "By method",
                 [
-                    "bytes = 16·(trained models)·parameters + 2·(frozen models)·parameters. With LoRA policy and reference are one model. "
-                    "Across: GiB, activations not counted."
+                    f"Full: bytes = {TRAINED}·(trained models)·parameters + {HALF}·(frozen models)·parameters. LoRA: {FLOAT} bytes for every parameter of "
+                    f"the policy, frozen but kept in float32, {TRAINED} for those of its adapters, {HALF} for the reward model's; the reference is the policy "
+                    "without adapter, and PPO's critic one more adapter. Across: GiB, activations not counted."
                 ],
                 [_methods_chart("8B"), _methods_chart(CHAPTER)],
             ),
