@@ -8,7 +8,6 @@ import re
 import pytest
 
 from tests.lab_docs import rows_missing
-from tests.lab_docs import PAGES
 from tether import cli
 from tether.commands.plan import gib, size_lines
 from tether.lab import memory as lab
@@ -121,11 +120,3 @@ def test_the_lora_column_is_what_the_page_says_it_is() -> None:
     assert "LoRA: 4 bytes for every parameter of the policy" in text
     assert "16 for those of its adapters, 2 for the reward model's" in text
     assert "without a reward model" in RESULT.see[1]
-
-
-def test_the_docs_show_the_rows_they_have_chosen() -> None:
-    lines = (PAGES / "memory.md").read_text().splitlines()
-    for table in (FULL, LORA):
-        for row in table.rows:
-            if row[0] in ("dpo", "grpo", "ppo, shared critic", "ppo"):
-                assert f"| {' | '.join(row)} |" in lines
