@@ -43,8 +43,8 @@ def pairs(path: Path, n: int, answers: list[str] | None = None) -> Path:
 class Served:
     """`tether collect` in a process of its own."""
 
-    def __init__(self, file: Path, desk: Path) -> None:
-        words = ["collect", str(file), "--desk", str(desk), "--port", "0", "--no-open", "--repeats", "0"]
+    def __init__(self, file: Path, desk: Path, *more: str) -> None:
+        words = ["collect", str(file), "--desk", str(desk), "--port", "0", "--no-open", "--repeats", "0", *more]
         self.desk = desk
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tether", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -61,8 +61,8 @@ class Served:
 def serve(tmp_path: Path) -> Iterator[Any]:
     running: list[Served] = []
 
-    def start(file: Path) -> Served:
-        running.append(Served(file, tmp_path / f"desk{len(running)}"))
+    def start(file: Path, *more: str) -> Served:
+        running.append(Served(file, tmp_path / f"desk{len(running)}", *more))
         return running[-1]
 
     yield start
@@ -149,6 +149,132 @@ def test_a_model_can_be_trained_on_what_was_exported(tmp_path: Path, serve: Any,
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
 
 
+def four_answers(path: Path) -> Path:
+    path.write_text(json.dumps({"prompt": "q", "answers": [f"answer {w}" for w in ("one", "two", "three", "four")]}) + "\n")
+    return path
+
+
+def ranks_shown(served: Served, texts: list[str]) -> list[int | None]:
+    """The ranks of the only vote, in the order in which the answers stood on the page."""
+    desk = Desk.open(served.desk)
+    (vote,) = desk.votes()
+    assert vote.ranks is not None
+    by_text = {a.text: r for a, r in zip(desk.items()[vote.item].answers, vote.ranks, strict=True)}
+    return [by_text[text.strip()] for text in texts]
+
+
+def test_answers_are_ranked_by_keys(serve: Any, browser: Any, tmp_path: Path) -> None:
+    served = serve(four_answers(tmp_path / "four.jsonl"))
+    page = browser.new_page()
+    begin(page, served.url)
+    texts = page.locator(".answer .text").all_inner_texts()
+    for key in "31=42":
+        page.keyboard.press(key)
+    assert page.locator(".answer .place").all_inner_texts() == ["Place 2", "Place 3", "Place 1", "Place 2"]
+    page.keyboard.press("Backspace")
+    press(page, "Enter")
+    assert ranks_shown(served, texts) == [2, None, 1, 2]
+    page.close()
+
+
+def test_answers_are_ranked_by_dragging_and_by_buttons(serve: Any, browser: Any, tmp_path: Path) -> None:
+    served = serve(four_answers(tmp_path / "four.jsonl"))
+    page = browser.new_page(viewport={"width": 1280, "height": 1400})
+    begin(page, served.url)
+    texts = page.locator(".answer .text").all_inner_texts()
+    row = page.locator("#order li")
+    start, end = row.nth(3).locator(".grip").bounding_box(), row.nth(0).bounding_box()
+    page.mouse.move(start["x"] + 5, start["y"] + 5)
+    page.mouse.down()
+    page.mouse.move(end["x"] + 20, end["y"] + 40, steps=6)
+    page.mouse.move(end["x"] + 20, end["y"] + 4, steps=3)
+    page.mouse.up()
+    assert [r.get_attribute("data-number") for r in row.all()] == ["4", "1", "2", "3"]
+    page.click("[aria-label='Answer 3 up']")
+    assert [r.get_attribute("data-number") for r in row.all()] == ["4", "1", "3", "2"]
+    assert page.inner_text("#said") == "Answer 3: place 3"
+    with page.expect_navigation():
+        page.click("text=Save the order")
+    assert ranks_shown(served, texts) == [2, 4, 3, 1]
+    page.close()
+
+
+def test_everything_works_without_scripts(serve: Any, browser: Any, tmp_path: Path) -> None:
+    served = serve(four_answers(tmp_path / "four.jsonl"), "--reason", "short")
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(served.url)
+    page.fill("#name", "Ada")
+    page.click("text=Begin")
+    with page.expect_navigation():
+        page.click("#go")
+    assert not page.is_visible("text=Keys")
+    page.fill("#reason", "kept")
+    page.check("input[name=tag]")
+    with page.expect_navigation():
+        page.keyboard.press("Enter")
+    assert page.is_visible("text=nothing was chosen"), "Enter in a field is no vote"
+    assert page.input_value("#reason") == "kept"
+    assert page.is_checked("input[name=tag]")
+    texts = page.locator(".answer .text").all_inner_texts()
+    for place, rank in enumerate("2132"):
+        page.select_option(f"#rank-{place}", rank)
+    with page.expect_navigation():
+        page.click("text=Save the order")
+    assert ranks_shown(served, texts) == [2, 1, 3, 2]
+    assert Desk.open(served.desk).votes()[0].reason == "short; kept"
+    with page.expect_navigation():
+        page.click("text=Undo")
+    assert page.locator(".answer .text").all_inner_texts() == texts
+    with page.expect_navigation():
+        page.click("text=All bad")
+    assert page.is_visible("text=That was all")
+    context.close()
+
+
+def test_keys_do_not_vote_by_accident(serve: Any, browser: Any, tmp_path: Path) -> None:
+    """Not while a reason is written, not on a page that has just come, not by Enter in a field, not when single keys are off."""
+    served = serve(pairs(tmp_path / "pairs.jsonl", 3))
+    page = browser.new_page()
+    begin(page, served.url)
+
+    def votes() -> int:
+        page.wait_for_timeout(200)
+        return len(Desk.open(served.desk).votes())
+
+    page.keyboard.press("r")
+    page.keyboard.type("1 2 t b s u is better\n")
+    page.keyboard.press("Escape")
+    page.focus("input[name=strength]")
+    page.keyboard.press("Enter")
+    page.keyboard.press("ArrowRight")
+    assert votes() == 0
+    page.click("#help")
+    page.uncheck("#shortcuts")
+    page.click("text=Close")
+    page.keyboard.press("1")
+    assert votes() == 0
+    page.reload()
+    page.wait_for_timeout(300)
+    page.keyboard.press("1")
+    assert votes() == 0, "the choice is remembered"
+    page.click("#help")
+    page.check("#shortcuts")
+    page.click("text=Close")
+    page.keyboard.press("+")
+    page.keyboard.press("r")
+    page.keyboard.type("shorter")
+    page.keyboard.press("Escape")
+    with page.expect_navigation():
+        page.keyboard.press("1")
+        page.keyboard.press("1")
+    page.keyboard.press("1")
+    assert votes() == 1
+    vote = Desk.open(served.desk).votes()[0]
+    assert (vote.strength, vote.reason) == (1, "shorter")
+    page.close()
+
+
 def test_answers_that_mean_harm_do_none(serve: Any, browser: Any, tmp_path: Path) -> None:
     served = serve(pairs(tmp_path / "pairs.jsonl", len(EVIL), EVIL))
     page = browser.new_page(viewport={"width": 390, "height": 800})
@@ -193,6 +319,13 @@ def test_no_serious_accessibility_fault(scheme: str, width: int, serve: Any, bro
     seen["pair"] = faults()
     press(page, "1")
     seen["finished"] = faults()
+    served = serve(four_answers(tmp_path / "four.jsonl"))
+    begin(page, served.url)
+    seen["ranking"] = faults()
+    if width > 760:
+        page.keyboard.press("?")
+        page.wait_for_timeout(200)
+        seen["keys"] = faults()
     assert not any(seen.values()), seen
     context.close()
 

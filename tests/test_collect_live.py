@@ -200,15 +200,29 @@ def test_a_model_answers_and_a_person_votes_at_the_terminal(tmp_path: Path, mode
         (["there.desk", "--model", "x"], "no prompts to ask"),
         (["pairs.jsonl", "--import", "none.jsonl"], "none.jsonl"),
         (["pairs.jsonl", "--terminal", "--annotator", ""], "1 to 80"),
+        (["pairs.jsonl", "--on-bad-rows", "keep"], "refuse or drop"),
+        (["broken.jsonl"], "broken.jsonl:2"),
     ],
 )
 def test_a_mistake_is_told_in_a_sentence(words: list[str], told: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
     Path("pairs.jsonl").write_text('{"prompt": "q", "chosen": "a", "rejected": "b"}\n', encoding="utf-8")
     Path("prompts.jsonl").write_text('{"prompt": "q"}\n', encoding="utf-8")
+    Path("broken.jsonl").write_bytes(b'{"prompt": "q", "chosen": "a", "rejected": "b"}\n\xff\xfe\n')
     desks.desk(Path("there.desk"), [desks.item(0)])
     assert cli.run(["collect", *words, *([] if "--terminal" in words else ["--no-open"])]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_broken_rows_are_left_out_where_that_is_asked(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("broken.jsonl").write_bytes(b'{"prompt": "q", "chosen": "a", "rejected": "b"}\n\xff\xfe\n')
+    monkeypatch.setattr(sys, "stdin", io.StringIO("1\n"))
+    assert cli.run(["collect", "broken.jsonl", "--terminal", "--on-bad-rows", "drop"]) == 0
+    said = capsys.readouterr().err
+    assert "1 rows hold nothing to compare" in said
+    assert "broken.jsonl:2" in said
+    assert len(Desk.open("broken.desk").votes()) == 1
 
 
 def test_a_desk_opened_again_keeps_its_settings_and_takes_those_that_are_given(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:

@@ -173,6 +173,8 @@ class Site:
         elif choice == "tie" and count:
             choice, ranks = "ranking", (1,) * count
         strength = int(entered.strength) if choice in ("left", "right") and entered.strength else None
+        if choice in ("", "none"):
+            raise BadBallot("nothing was chosen", remedy="Choose one of the buttons below.")
         assignment = _one(form, "assignment")
         if not (assignment.isascii() and assignment.isdigit() and len(assignment) < 16):
             raise BadBallot("the page did not say what it was about", remedy="Load it again.")

@@ -50,6 +50,7 @@ def collect(
         list[str] | None,
         typer.Option("--import", metavar="FILE", help="Take over the votes of this file, with their items; may be given several times."),
     ] = None,
+    on_bad_rows: Annotated[str, typer.Option(help="refuse, or drop rows of the files that cannot be used.")] = "refuse",
     terminal: Annotated[bool, typer.Option("--terminal", help="Vote here by keys instead of in a browser.")] = False,
     annotator: Annotated[str, typer.Option(help="With --terminal: the name under which votes are kept.")] = "me",
     max_new_tokens: Annotated[int, typer.Option(help="With --model: tokens of an answer at most.")] = 256,
@@ -63,9 +64,11 @@ def collect(
     models = model or []
     if len(models) > 2:
         raise UserError(f"two models can be compared, got {len(models)}", where="--model", remedy="Give one or two.")
+    if on_bad_rows not in ("refuse", "drop"):
+        raise UserError(f"there is no {on_bad_rows!r}", where="--on-bad-rows", remedy="Use refuse or drop.")
     changes = _changes(votes, guidelines, reason, strength, repeats, seed, uncertain_first)
-    imported = _earlier_votes(earlier or [])
-    opened, items = _desk(prompts_or_pairs, models, desk, changes)
+    imported = _earlier_votes(earlier or [], on_bad_rows)
+    opened, items = _desk(prompts_or_pairs, models, desk, changes, on_bad_rows)
     live: LiveAnswers | None = None
     try:
         if items is not None:
@@ -75,7 +78,7 @@ def collect(
         if uncertain_first is not None:
             _score(opened, uncertain_first, precision)
         if models:
-            live = _live(opened, prompts_or_pairs, models, (max_new_tokens, temperature, top_p), precision, trust_remote_code)
+            live = _live(opened, prompts_or_pairs, models, (max_new_tokens, temperature, top_p), precision, trust_remote_code, on_bad_rows)
             live.start()
         if terminal:
             _at_terminal(opened, annotator, live)
@@ -124,7 +127,7 @@ def _changes(
     return changes
 
 
-def _desk(path: str, models: list[str], folder: Path | None, changes: dict[str, Any]) -> tuple[Desk, Any]:
+def _desk(path: str, models: list[str], folder: Path | None, changes: dict[str, Any], on_bad_rows: Any) -> tuple[Desk, Any]:
     """The desk, made or opened, and the items to put on it: None with models, and where a desk was named."""
     from tether.collect.desk import SETTINGS_FILE, Desk, DeskSettings
     from tether.collect.guidelines import default_guidelines
@@ -141,7 +144,7 @@ def _desk(path: str, models: list[str], folder: Path | None, changes: dict[str, 
         items = None
     else:
         items = load_items(path)  # before a folder is made: a mistake in the file leaves nothing behind
-        items.enforce("refuse")
+        items.enforce(on_bad_rows)
     place = folder or Path(f"{Path(path).name.split('.')[0] or 'votes'}.desk")
     if (place / SETTINGS_FILE).exists():
         desk = Desk.open(place)
@@ -164,13 +167,13 @@ def _add(desk: Desk, items: Any) -> None:
         raise UserError("the desk has nothing to vote on", where=str(desk.folder), remedy="Add a file with answers to compare.")
 
 
-def _earlier_votes(files: list[str]) -> Loaded[ImportedVote] | None:
+def _earlier_votes(files: list[str], on_bad_rows: Any) -> Loaded[ImportedVote] | None:
     if not files:
         return None
     from tether.collect.imports import load_votes
 
     loaded = load_votes(files)  # before a folder is made: a mistake in the file leaves nothing behind
-    loaded.enforce("refuse")
+    loaded.enforce(on_bad_rows)
     return loaded
 
 
@@ -188,14 +191,18 @@ def _score(desk: Desk, model: str, precision: str) -> None:
     desk.set_spreads(spreads(desk.items(), model, precision=precision))
 
 
-def _live(desk: Desk, path: str, models: list[str], how: tuple[int, float, float], precision: str, trust_remote_code: bool) -> LiveAnswers:
+def _live(
+    desk: Desk, path: str, models: list[str], how: tuple[int, float, float], precision: str, trust_remote_code: bool, on_bad_rows: Any
+) -> LiveAnswers:
     say("loading " + " and ".join(dict.fromkeys(models)))
     from tether.answers import Speaker, read_prompts
     from tether.collect.live import LiveAnswers
     from tether.engines.sampling import Sampling
 
     max_new_tokens, temperature, top_p = how
-    prompts, sources, _ = read_prompts(path)
+    prompts, sources, left_out = read_prompts(path, on_bad_rows=on_bad_rows)
+    if left_out:
+        say(f"{left_out} rows of {path} were left out; `tether data {path} --kind prompt` names them")
     sampling = Sampling(max_new_tokens, temperature, top_p=top_p)
 
     def load(name: str) -> Speaker:

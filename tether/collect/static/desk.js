@@ -17,10 +17,11 @@ function choose(value) {
 }
 if (ballot) {
   ballot.addEventListener("submit", (event) => {
-    if (sent) return event.preventDefault();
+    // Enter in a field presses the first button, which chooses nothing.
+    if (sent || !event.submitter || event.submitter.value === "none") return event.preventDefault();
     sent = true;
     ballot.classList.add("busy");
-    if (event.submitter) event.submitter.classList.add("chosen");
+    event.submitter.classList.add("chosen");
   });
 }
 window.addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });
