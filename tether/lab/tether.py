@@ -223,7 +223,7 @@ def run(variant: Variant) -> Result:
             f"{number(float(free.p @ proxy))} while the true score falls to {number(float(free.p @ true_scores()))}, below the "
             f"reference's {number(float(reference() @ true_scores()))}; with β > 0 training comes to rest at ref·exp(r/β)/Z (all within {number(apart, 1)}).",
             f"The true score peaks {number(top.kl)} nats from the reference (β = {number(top.dial)}) and falls from there on while the "
-            "reward still rises, by the tether and by best-of-n alike: reward alone does not say when to stop, distance does.",
+            "reward still rises, by the tether and by best-of-n alike: the reward does not say when to stop, and the place differs.",
         ),
         tables=[_trained_table(runs, proxy), _best_of_table(best), _peaks_table(tethered, best, proxy)],
         sections=[
