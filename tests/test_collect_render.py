@@ -179,7 +179,7 @@ def test_marks_that_turn_a_line_round_become_visible(mark: str) -> None:
 
 
 def test_control_characters_and_broken_text_are_signs() -> None:
-    assert shown("a\x00b\x1bc\x7fd\udc80e").strip() == "a\u2400b\u241bc\u2421d\ufffde"
+    assert shown("a\x00b\x1bc\x7fd\udc80e").strip() == "a[U+0000]b[U+001B]c[U+007F]d\ufffde"
     assert visible("a\r\nb\rc") == "a\nb\nc"
 
 

@@ -202,7 +202,7 @@ def test_control_characters_of_an_answer_are_shown_not_obeyed(tmp_path: Path) ->
     made = desk(tmp_path / "desk", [make_item("who\x1b[31m?", [HOSTILE, "plain"])])
     _, said = typed(made, "1")
     assert not set(said) & {"\x1b", "\x07", "\x00", "\u202e", "\u202c"}
-    assert "␛[2J" in said
+    assert "[U+001B][2J" in said
     assert "[U+202E]evil" in said
     assert "[red]markup[/red]" in said
 

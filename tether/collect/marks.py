@@ -10,14 +10,13 @@ BIDI = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 # Tag characters show nothing at all and can carry a hidden message.
 HIDDEN = "\U000e0000-\U000e007f"
 ODD = re.compile(f"[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\ud800-\\udfff\ufffe\uffff{BIDI}{HIDDEN}]")
-DELETE = 0x7F
 
 
 def visible(text: str) -> str:
     """The same text with every deceptive character replaced by a sign for it; nothing is left out.
 
     >>> visible("a\\x00b\\u202ec")
-    'a\u2400b[U+202E]c'
+    'a[U+0000]b[U+202E]c'
     """
     return ODD.sub(_sign, text.replace("\r\n", "\n"))
 
@@ -27,11 +26,7 @@ def _sign(found: re.Match[str]) -> str:
     number = ord(character)
     if character == "\r":
         return "\n"
-    if number < 0x20:
-        return chr(0x2400 + number)  # the control pictures of Unicode, in the same order
-    if number == DELETE:
-        return "\u2421"
-    if number < 0xA0 or 0xD800 <= number <= 0xDFFF or number in (0xFFFE, 0xFFFF):
+    if 0xD800 <= number <= 0xDFFF or number in (0xFFFE, 0xFFFF):
         return "\ufffd"
     return f"[U+{number:04X}]"
 

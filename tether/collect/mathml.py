@@ -28,6 +28,7 @@ LENGTHS = frozenset({
     "voffset"
 })
 # fmt: on
+PARTS = {"mfrac": 2, "mroot": 2, "msub": 2, "msup": 2, "munder": 2, "mover": 2, "msubsup": 3, "munderover": 3}
 WORD = re.compile(r"[\w .,|()\[\]{}+-]{0,60}")
 LENGTH = re.compile(r"([+-]?\d{0,4}(?:\.\d{1,6})?)(em|ex|pt|px|mu)?")
 # A longer shift could push a formula over its neighbours.
@@ -67,6 +68,8 @@ def _written(element: Any, depth: int) -> str:
     name = element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
     if name not in ELEMENTS or depth > DEEPEST:
         raise ValueError(f"no element of a formula: {name}")
+    if len(element) != PARTS.get(name, len(element)):
+        raise ValueError(f"{name} with {len(element)} parts")  # a formula that was cut off
     inner = _text(element.text) + "".join(_written(child, depth + 1) + _text(child.tail) for child in element)
     return f"<{name}{_attributes(element.attrib, depth)}>{inner}</{name}>"
 
