@@ -230,6 +230,14 @@ def test_no_text_keeps_the_reader_busy(part: str) -> None:
     assert time.process_time() - began < 5  # about 0.5 at the worst; what grows with the square of the text took 48
 
 
+def test_lines_of_an_answer_stay_lines_and_those_of_guidelines_flow() -> None:
+    assert str(render("Roses are red,\nviolets are blue").html).count("<br>") == 1
+    flowing = str(render("# Be fair\n\nRead\nboth.", under=0, breaks=False).html)
+    assert "<h1>Be fair</h1>" in flowing
+    assert "<br>" not in flowing
+    assert "<h3>" in str(render("# Title").html), "headings of an answer come below the page's"
+
+
 # -- math ----------------------------------------------------------------------------------------------------------------
 
 

@@ -85,7 +85,7 @@ class Site:
         session, annotator = await self._who(request)
         if annotator is None:
             return self._start(session, access="")
-        made = await run_in_threadpool(render, self.desk.settings.guidelines, under=0)
+        made = await run_in_threadpool(render, self.desk.settings.guidelines, under=0, breaks=False)
         progress = await run_in_threadpool(self._progress, annotator.id)
         link = f"{request.url.scheme}://{request.headers['host']}/as/{annotator.token}" if self.shared else ""
         return self._page("guidelines.html", session, annotator, guidelines=made, progress=progress, link=link)

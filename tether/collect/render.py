@@ -42,8 +42,8 @@ class Rendered:
 
 
 @lru_cache(maxsize=128)
-def render(text: str, *, under: int = 2) -> Rendered:
-    """Safe HTML of a text; its headings come below those of level `under` of the page.
+def render(text: str, *, under: int = 2, breaks: bool = True) -> Rendered:
+    """Safe HTML of a text; its headings come below those of level `under` of the page. `breaks` keeps the ends of its lines.
 
     >>> render("**so** <b>and</b> $x$").html
     Markup('<p><strong>so</strong> &lt;b&gt;and&lt;/b&gt; <math display="inline"><mrow><mi>x</mi></mrow></math></p>')
@@ -56,7 +56,7 @@ def render(text: str, *, under: int = 2) -> Rendered:
         tokens = reader.parse(shown)
         if max((t.level for t in tokens), default=0) < DEEPEST - 2:
             # Entities such as &#x202e; are characters only now.
-            made = visible(reader.renderer.render(tokens, reader.options, {"under": under})).strip()
+            made = visible(reader.renderer.render(tokens, reader.options, {"under": under, "breaks": breaks})).strip()
             return Rendered(Markup(made), None if _words(made) == " ".join(shown.split()) else shown)
     return Rendered(Markup(f'<p class="none">Shown as it was written.</p>\n<div class="written">{html.escape(shown)}</div>'), None)
 
@@ -67,7 +67,7 @@ def _words(made: str) -> str:
 
 @lru_cache(maxsize=1)
 def _reader() -> MarkdownIt:
-    options = {"html": False, "linkify": False, "breaks": True, "maxNesting": DEEPEST}
+    options = {"html": False, "linkify": False, "maxNesting": DEEPEST}
     reader = MarkdownIt("commonmark", options, renderer_cls=Renderer)
     # Definitions of links would vanish from the page: they stay text.
     reader.enable(["table", "strikethrough"]).disable("reference")
@@ -155,6 +155,9 @@ class Renderer(RendererHTML):
         token = tokens[idx]
         made = formula(token.content, block=token.meta["block"])
         return f'<span class="math">{made}</span>\n' if token.meta["block"] else made
+
+    def softbreak(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
+        return "<br>\n" if env["breaks"] else "\n"
 
     def link_open(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         address = str(tokens[idx].attrs.get("href", ""))
