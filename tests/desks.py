@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,14 @@ def desk(folder: Path, items: Sequence[Item], **settings: Any) -> Desk:
     made = Desk.create(folder, DeskSettings(**{"repeat_share": 0.0, **settings}))
     made.add_items(items)
     return made
+
+
+def make(folder: Path, n: int = 5, *, clock: Callable[[], datetime] | None = None, k: int = 2, **settings: Any) -> Desk:
+    """`n` items of `k` answers."""
+    options: dict[str, Any] = {} if clock is None else {"now": clock}
+    desk = Desk.create(folder / "desk", DeskSettings(**{"repeat_share": 0.0, **settings}), **options)
+    desk.add_items([item(i, answers=[f"answer {j}" for j in range(k)]) for i in range(n)])
+    return desk
 
 
 class Votes:

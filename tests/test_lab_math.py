@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from tether.lab.math import World, trained
 from tether.lab.sums import majority, questions
@@ -11,12 +10,7 @@ from tether.lab.sums import majority, questions
 
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> list[World]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return trained(tmp_path_factory.mktemp("sums"))
-    finally:
-        torch.set_num_threads(before)
+    return trained(tmp_path_factory.mktemp("sums"))
 
 
 def sampled(world: World) -> list[float]:

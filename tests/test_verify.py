@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import Qwen3Config
 
 from tests.architectures import CONFIGS, SIZE, VOCABULARY
@@ -29,14 +28,6 @@ from tether.verify.small import save_small
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def verified(given: list[str], capsys: Any) -> tuple[int, dict[str, Any]]:

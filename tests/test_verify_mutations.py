@@ -25,14 +25,6 @@ GRPO = ["grpo", "preset=grpo", *SHORT]
 PPO = ["ppo", "max_completion_length=16", "batch_size=16"]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def opposite(module: Any, name: str) -> Callable[[Patch], None]:
     """The function returns (loss, metrics), or a loss alone, with the sign turned."""
 

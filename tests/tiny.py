@@ -8,37 +8,21 @@ from typing import Any
 
 import tokenizers
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from tether.batch import Example
 from tether.models import save_model
+from tether.verify.small import llama_config, random_model
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} </s> {% endfor %}{% if add_generation_prompt %}assistant {% endif %}"
 
 
 def tiny_config(vocab: int = 100, **changes: Any) -> LlamaConfig:
-    return LlamaConfig(
-        **{
-            "vocab_size": vocab,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "tie_word_embeddings": True,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "pad_token_id": 2,
-            "initializer_range": 0.2,  # scores spread enough to tell right from wrong
-            **changes,
-        }
-    )
+    return llama_config(vocab, **changes)
 
 
 def tiny_model(config: Any = None, seed: int = 0) -> Any:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(config or tiny_config()).eval()
+    return random_model(config or tiny_config(), seed)
 
 
 def tiny_tokenizer(vocab: int = 100, template: str | None = TEMPLATE, pad: str | None = "</s>") -> Any:

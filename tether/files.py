@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
 
 from tether.errors import UserError
 
@@ -37,6 +40,17 @@ class Problem:
     def __str__(self) -> str:
         place = f"{self.source}: {self.field}" if self.field else str(self.source)
         return f"{place}: {self.what}. {self.remedy}"
+
+
+def json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Rows of a file that Tether wrote, one at a time: it may be larger than memory.
+
+    Only a newline ends a row, for an answer may hold U+2028. A last line that is still being written is left out.
+    """
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n"):
+                yield json.loads(line)
 
 
 LEAVE_OUT = "Mend them, or pass on_bad_rows=drop to leave them out (they are counted and listed in the run)."

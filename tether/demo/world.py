@@ -7,15 +7,16 @@ their choices therefore learns something slightly wrong, and this world can meas
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from tether.errors import UserError
+from tether.files import json_lines
 
 SENTIMENT_LOGIT = 4.0  # choice logit for one unit of VADER difference
 LENGTH_LOGIT = 0.05  # choice logit for each token that an answer is longer: the people's mistake
@@ -75,5 +76,4 @@ class DemoData:
 
 
 def read_rows(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
-    lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
-    return [json.loads(line) for line in lines[:limit]]
+    return list(islice(json_lines(path), limit))

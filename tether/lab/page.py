@@ -29,8 +29,13 @@ def write(path: Path, done: Sequence[tuple[Experiment, Result]], variant: Varian
 
 
 def part(experiment: Experiment, result: Result) -> Part:
-    first = Section("In numbers", tables=[*result.tables, *([difference_table(result.differences)] if result.differences else [])])
+    first = Section("In numbers", tables=tables(result))
     return Part(experiment.title, [], [Finding("plain", sentence) for sentence in result.see], [first, *result.sections])
+
+
+def tables(result: Result) -> list[Table]:
+    """All of them, that of the differences last."""
+    return [*result.tables, *([difference_table(result.differences)] if result.differences else [])]
 
 
 def difference_table(differences: Sequence[Difference]) -> Table:

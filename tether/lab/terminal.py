@@ -9,7 +9,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from tether.lab.experiment import Experiment, Result
-from tether.lab.page import difference_table
+from tether.lab.page import tables
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,7 +33,7 @@ def console() -> Console:
 def show(to: Console, experiment: Experiment, result: Result) -> None:
     to.print(f"\n{experiment.title}", style="bold")
     to.print(f"{experiment.question}\n")
-    for table in [*result.tables, *([difference_table(result.differences)] if result.differences else [])]:
+    for table in tables(result):
         to.print(table.title, style="bold")
         if _needs(table) <= to.width:
             _grid(to, table)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tether.errors import UserError
+from tether.files import json_lines
 from tether.report.charts import Chart, Estimate, Series, interval_chart, line_chart
 from tether.report.numbers import measured, seconds
 from tether.report.page import Page, Part, run_part, samples_section
@@ -28,9 +29,7 @@ def page(folder: Path) -> Page:
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
         samples = folder / "samples.jsonl"
-        # Not splitlines: an answer may hold a line separator (U+2028), which JSON leaves as it is.
-        lines = samples.read_text(encoding="utf-8").split("\n") if samples.is_file() else []
-        rows = [json.loads(line) for line in lines if line]
+        rows = list(json_lines(samples)) if samples.is_file() else []
         shown = told.get("samples_shown", 3)
         charts, table = measures(told["measures"])
         result = Section("Before and after", told.get("text", []), charts, [table])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from tether.files import json_lines
 from tether.report.curves import SHARE, Curve, drawn
 from tether.report.numbers import number, percent, plural, signed
 from tether.report.view import Finding, RunView, Section, is_number
@@ -77,7 +77,8 @@ def answers(folder: Path, most: int = 6) -> Section | None:
     """The first answer to a prompt when it was first sampled and when it was last sampled, for the prompts seen furthest apart."""
     first: dict[Any, dict[str, Any]] = {}
     last: dict[Any, dict[str, Any]] = {}
-    for row in _rows(folder / FILE):
+    path = folder / FILE
+    for row in json_lines(path) if path.is_file() else ():
         if row.get("sample") == 0:
             first.setdefault(row.get("prompt_id"), row)
             last[row.get("prompt_id")] = row
@@ -91,16 +92,6 @@ def answers(folder: Path, most: int = 6) -> Section | None:
         samples.append({**sample, "before": _said(before)} if before["step"] < after["step"] else sample)
     text = f"One sampled answer for each prompt, chosen by number and not by what it earned; all of them are in {FILE}."
     return Section("Answers when a prompt was first and last sampled", [text], samples=samples)
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Line by line: the file may be larger than memory. A last line that is still being written is left out."""
-    if not path.is_file():
-        return
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n"):
-                yield json.loads(line)
 
 
 def _prompt(prompt: Any) -> str:

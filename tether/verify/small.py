@@ -46,6 +46,7 @@ def llama_config(vocabulary: int, **changes: Any) -> Any:
     from transformers import LlamaConfig
 
     size = {
+        "vocab_size": vocabulary,
         "hidden_size": 32,
         "intermediate_size": 48,
         "num_hidden_layers": 2,
@@ -57,7 +58,7 @@ def llama_config(vocabulary: int, **changes: Any) -> Any:
         "pad_token_id": 2,
         "initializer_range": SPREAD,
     }
-    return LlamaConfig(vocab_size=vocabulary, **{**size, **changes})
+    return LlamaConfig(**{**size, **changes})
 
 
 def random_model(config: Any, seed: int = 0) -> Any:
