@@ -29,6 +29,7 @@ Isolation = Literal["namespaces", "landlock"]
 FOLDER = Path(__file__).parent
 SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache", "/usr/share/zoneinfo")
 MAX_OUTPUT = 1 << 20
+GONE_S = 2.0  # for killed processes to be seen off
 START_S = 30.0  # for Python to start and shut itself in, on a busy machine
 
 
@@ -184,10 +185,19 @@ class _Child:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()
         self.process.wait()
+        self._await_group()
         _close([self.status_fd])
         if self.process.stdin is not None:
             with contextlib.suppress(OSError):
                 self.process.stdin.close()
+
+    def _await_group(self) -> None:
+        """A killed process whose parent is dead is seen off by the system, a moment later."""
+        deadline = time.monotonic() + GONE_S
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            while time.monotonic() < deadline:
+                os.killpg(self.process.pid, 0)
+                time.sleep(0.005)
 
 
 def _judged(lines: list[dict[str, Any]], ended: bool, total: int, seconds: float) -> Outcome:
