@@ -24,14 +24,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tether import ranks
 from tether.batch import DataOrder, Example
 from tether.checkpoint import load_checkpoint, save_checkpoint
 from tether.interrupt import Interrupt
-from tether.packing import micro_batches
+from tether.packing import own_parts
 from tether.progress import Progress
 from tether.recipe import TrainRecipe
 from tether.run import Run
-from tether.step import Diverged, Update
+from tether.step import Diverged, Update, all_finite
 from tether.trackers import Trackers
 
 
@@ -75,6 +76,24 @@ class Tally:
                     self._extremes[key] = max(value, self._extremes.get(key, value))
                 elif low:
                     self._extremes[key] = min(value, self._extremes.get(key, value))
+
+    def merged(self) -> Tally:
+        """What all ranks have added, on each of them: rows in the order of the ranks. Alone, this tally itself."""
+        if ranks.size() == 1:
+            return self
+        out = Tally()
+        mine = (self.loss, self.tokens, {k: torch.cat(v) for k, v in self._rows.items()}, dict(self._ratios), self._extremes)
+        for loss, tokens, rows, ratios, extremes in ranks.gather(mine):
+            out.loss += loss
+            out.tokens += tokens
+            for name, values in rows.items():
+                out._rows[name].append(values)
+            for name, (numerator, denominator) in ratios.items():
+                out.add_ratio(name, numerator, denominator)
+            for name, value in extremes.items():
+                keep = max if name.endswith("/max") else min
+                out._extremes[name] = keep(value, out._extremes.get(name, value))
+        return out
 
     def rows(self, name: str) -> Tensor:
         """All values of one per-row metric, in the order in which they were added."""
@@ -153,13 +172,13 @@ class Loop:
         return self.order.batch(self.step)
 
     def parts(self, examples: Sequence[Example]) -> list[list[int]]:
-        """This step's rows, cut into micro-batches by token budget. The cut never changes the update."""
+        """This rank's share of this step's rows, cut into micro-batches by token budget. The cut never changes the update."""
         rows = self.rows()
-        cut = micro_batches([examples[i] for i in rows], self.recipe.tokens_per_micro_batch)
+        cut = own_parts([examples[i] for i in rows], self.recipe.tokens_per_micro_batch)
         return [[rows[j] for j in part] for part in cut]
 
     def apply(self, loss: float) -> None:
-        """One of several updates of this step, in a method that makes more than the one of `end`."""
+        """One of several updates of this step, in a method that makes more than the one of `end`. `loss` is that of all ranks."""
         self._applied.append(self.update.apply(loss=loss))
 
     def rest(self) -> None:
@@ -167,7 +186,10 @@ class Loop:
         self._applied.append({"grad_norm": 0.0, "learning_rate": self.update.learning_rate(self.update.applied), "skipped": 0})
 
     def end(self, tally: Tally, extra: Mapping[str, float] | None = None) -> dict[str, float]:
-        """Clip and apply the update, unless the body has done so by `apply`, and log the step. Returns what was logged."""
+        """Clip and apply the update, unless the body has done so by `apply`, and log the step. Returns what was logged.
+
+        `tally` holds what all ranks have added (`Tally.merged`).
+        """
         applied = _merged(self._applied or [self.update.apply(loss=tally.loss)])
         self._applied = []
         self.state["num_tokens"] += tally.tokens
@@ -200,7 +222,8 @@ class Loop:
 
     def _refuse_broken_weights(self) -> None:
         """No checkpoint and no result is ever written from weights that are not finite: it would push out the last good one."""
-        broken = [name for name, p in self.update.parameters.items() if not torch.isfinite(p).all()]
+        mine = [name for name, p in self.update.parameters.items() if not all_finite(p)]
+        broken = sorted({name for names in ranks.gather(mine) for name in names})
         if broken:
             saved = self.run.checkpoints()
             raise Diverged(

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tether import ranks
 from tether.batch import Example
-
 
 @dataclass(frozen=True)
 class Segment:
@@ -46,6 +46,11 @@ class Packed:
     last: Tensor  # (A,) index in the stream of each answer's last token
     lengths: Tensor  # (A,) trained tokens per answer
     n_answers: int
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the examples; the one token of an empty stream stands for none."""
+        return len(self.tokens) if self.n_answers else 0
 
     def sum_by_answer(self, values: Tensor) -> Tensor:
         """Sums per trained token (M,) to sums per answer (A,); an answer without trained tokens gets 0."""
@@ -91,7 +96,8 @@ def pack(examples: Sequence[Example], *, share_prompts: bool = True, device: tor
 
     An example with several answers has its prompt once (`share_prompts=False` repeats it: the same numbers, more work).
     With an empty prompt an answer's first token has nothing that predicts it and is left out of the trained tokens.
-    Raises ValueError for an example without any token, or whose mask is not as long as its answer.
+    Without any example it is a single token that nothing is read from: a rank with nothing to do still takes part in a forward and a
+    backward pass, and adds 0. Raises ValueError for an example without any token, or whose mask is not as long as its answer.
 
     >>> packed = pack([Example(prompt=[5, 6], answers=[[7, 8], [9]], trained=[[True, True], [True]])])
     >>> packed.tokens.tolist(), packed.predict.tolist(), packed.targets.tolist(), packed.last.tolist()
@@ -108,7 +114,9 @@ def pack(examples: Sequence[Example], *, share_prompts: bool = True, device: tor
                 raise ValueError(f"example {row} has an answer without any token behind an empty prompt")
         _add_example(stream, example, share_prompts)
     if not stream.tokens:
-        raise ValueError("nothing to pack: no example has a token")
+        if examples:
+            raise ValueError("nothing to pack: no example has a token")
+        stream.add_segment([0], (0, 0))
 
     def tensor(values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=device)
@@ -165,3 +173,18 @@ def micro_batches(examples: Sequence[Example], tokens_per_micro_batch: int) -> l
             groups[fitting].append(index)
             room[fitting] -= size
     return sorted(sorted(group) for group in groups)
+
+
+def own_parts(examples: Sequence[Example], tokens_per_micro_batch: int) -> list[list[int]]:
+    """This rank's micro-batches of all the examples, balanced by tokens over the ranks; `micro_batches` where there is one rank.
+
+    All ranks have the same number of them, the last ones empty where need be: a pass through a sharded model is a meeting of all ranks.
+    """
+    if ranks.size() == 1:
+        return micro_batches(examples, tokens_per_micro_batch)
+    cuts = []
+    for share in ranks.own([e.n_tokens for e in examples]):
+        parts = micro_batches([examples[i] for i in share], tokens_per_micro_batch)
+        cuts.append([[share[j] for j in part] for part in parts])
+    most = max(len(cut) for cut in cuts)
+    return cuts[ranks.rank()] + [[] for _ in range(most - len(cuts[ranks.rank()]))]

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
+from tether import ranks
 from tether.errors import UserError
 
 PATIENCE = 5  # steps in a row that may be refused before the run stops
@@ -101,7 +103,7 @@ class Update:
         """
         rate = self.learning_rate(self.applied)
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
-        norm = float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
+        norm = total_norm(gradients) if gradients else 0.0
         broken = None
         if loss is not None and not math.isfinite(float(loss)):
             broken = f"the loss is {float(loss)}"
@@ -149,7 +151,8 @@ class Update:
             parameter.grad = self.masters[name].grad = None
 
     def _culprit(self) -> str:
-        bad = [n for n, p in self.parameters.items() if p.grad is not None and not torch.isfinite(p.grad).all()]
+        bad = [n for n, p in self.parameters.items() if p.grad is not None and not all_finite(p.grad)]
+        bad = sorted({name for names in ranks.gather(bad) for name in names})
         return f"{bad[0]} and {len(bad) - 1} more" if len(bad) > 1 else bad[0] if bad else "its norm overflows"
 
     # -- to and from disk ----------------------------------------------------------------------------------------------
@@ -192,3 +195,25 @@ class Update:
                 self.optimizer.state[master] = {k: v.clone() for k, v in entries.items()}
         self.applied = int(state["scalars"]["applied"])
         self.refused_in_row = int(state["scalars"]["refused_in_row"])
+
+
+def total_norm(gradients: Sequence[Tensor]) -> float:
+    """The Euclidean norm of all gradients together. Over several ranks first sums those that each rank has for itself.
+
+    A sharded gradient (DTensor) was summed in the backward pass, and every rank has its part of it; any other, such as that of a value
+    head, is whole on each rank and holds what that rank's examples say.
+    """
+    if ranks.size() == 1:
+        return float(torch.nn.utils.get_total_norm(gradients))
+    sharded = [g for g in gradients if isinstance(g, DTensor)]
+    whole = [g for g in gradients if not isinstance(g, DTensor)]
+    for gradient in whole:
+        gradient.copy_(ranks.summed(gradient))
+    mine = sum(float(g.to_local().double().square().sum()) for g in sharded)
+    every = sum(float(g.double().square().sum()) for g in whole)
+    return math.sqrt(ranks.total({"mine": mine})["mine"] + every)
+
+
+def all_finite(tensor: Tensor) -> bool:
+    """Of a sharded tensor: whether this rank's part is."""
+    return bool(torch.isfinite(tensor.to_local() if isinstance(tensor, DTensor) else tensor).all())

@@ -1,0 +1,137 @@
+"""The processes that make one run together: under torchrun each is a rank, alone it is a group of one.
+
+Every rank goes through the same lines; what is split is named where it is split (`own`). Alone, every function here is the identity,
+so that nothing else asks how many there are. Values travel over gloo, tensors of the model over the device's own backend.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+T = TypeVar("T")
+Number = TypeVar("Number", int, float)
+TIMEOUT = datetime.timedelta(hours=6)  # rank 0 may score rewards for long; a rank that died is noticed by its processes, not by this
+
+_values: Any = None  # the group over which python values travel; None: alone
+
+
+def size() -> int:
+    """How many ranks there are; 1 alone."""
+    if _values is None:
+        return 1
+    import torch.distributed as dist
+
+    return int(dist.get_world_size())
+
+
+def rank() -> int:
+    """Which one this is; 0 alone."""
+    if _values is None:
+        return 0
+    import torch.distributed as dist
+
+    return int(dist.get_rank())
+
+
+def first() -> bool:
+    """Whether this rank is the one that writes and speaks."""
+    return rank() == 0
+
+
+def wanted() -> int:
+    """How many ranks the environment (torchrun, Slurm by way of torchrun) asks for."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+@contextlib.contextmanager
+def joined() -> Iterator[None]:
+    """Within, this process is one of the ranks that torchrun has started. Does nothing when there is one, or when they are joined already."""
+    global _values
+    if wanted() == 1 or _values is not None:
+        yield
+        return
+    import torch
+    import torch.distributed as dist
+
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
+    _values = dist.new_group(backend="gloo", timeout=TIMEOUT) if cuda else dist.group.WORLD
+    try:
+        yield
+        dist.barrier(_values)  # nobody closes a connection that another still reads from
+    finally:
+        _values = None
+        dist.destroy_process_group()
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+def gather(value: T) -> list[T]:
+    """Every rank's value, in the order of the ranks, on all of them."""
+    if _values is None:
+        return [value]
+    import torch.distributed as dist
+
+    out: list[Any] = [None] * size()
+    dist.all_gather_object(out, value, group=_values)
+    return out
+
+
+def share(value: T) -> T:
+    """Rank 0's value on all ranks; what the others pass is not looked at."""
+    if _values is None:
+        return value
+    import torch.distributed as dist
+
+    held = [value]
+    dist.broadcast_object_list(held, src=0, group=_values)
+    return held[0]
+
+
+def once(count: Number) -> Number:
+    """What all ranks know and are about to sum counts on one of them."""
+    return count if first() else type(count)(0)
+
+
+def total(numbers: Mapping[str, float]) -> dict[str, float]:
+    """Sums over the ranks by name, equal to the last bit on all of them."""
+    out: dict[str, float] = {}
+    for part in gather(dict(numbers)):
+        for name, number in part.items():
+            out[name] = out.get(name, 0.0) + number
+    return out
+
+
+def summed(tensor: Tensor) -> Tensor:
+    """The sum over the ranks, as a new tensor."""
+    if _values is None:
+        return tensor
+    import torch.distributed as dist
+
+    out = tensor.detach().clone()
+    dist.all_reduce(out)
+    return out
+
+
+# -- shares ------------------------------------------------------------------------------------------------------------
+
+
+def own(costs: Sequence[int]) -> list[list[int]]:
+    """Indices for each rank, their costs balanced: the dearest first, each to the rank that has least. The same on all ranks."""
+    shares: list[list[int]] = [[] for _ in range(size())]
+    loads = [0] * size()
+    for index in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
+        least = loads.index(min(loads))
+        shares[least].append(index)
+        loads[least] += costs[index]
+    return [sorted(share) for share in shares]
