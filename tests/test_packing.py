@@ -76,9 +76,13 @@ def test_a_malformed_example_is_refused_by_row(bad: Example, words: str) -> None
         pack([example([1], [2]), bad])
 
 
-def test_nothing_to_pack_is_refused() -> None:
+def test_a_rank_without_examples_packs_a_stream_that_nothing_is_read_from() -> None:
+    packed = pack([])
+    assert (len(packed.tokens), packed.n_tokens, packed.n_answers) == (1, 0, 0)
+    assert len(packed.predict) == len(packed.last) == 0
+    assert packed.sum_by_answer(torch.zeros(0)).shape == (0,)
     with pytest.raises(ValueError, match="nothing to pack"):
-        pack([])
+        pack([example([])])
 
 
 examples = st.lists(

@@ -29,13 +29,14 @@ class Block:
 
     def __init__(self, layer: Any, casts: Casts) -> None:
         self.layer, self.casts = layer, casts
+        self.window = window_of(layer)  # asked now: a sharded layer is of a class of its own
 
     def __call__(self, hidden_states: Tensor, *_: Any, position_embeddings: tuple[Tensor, Tensor], **__: Any) -> Tensor:
         layer, attention = self.layer, self.layer.self_attn
         x = hidden_states[0]
         device = x.device.type
         compute = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-        rules = Rules(attention.scaling, window=window_of(layer) or None)
+        rules = Rules(attention.scaling, window=self.window or None)
         plan = current_plan(rules.window)
 
         x, h = _norm(x, layer.input_layernorm, compute)

@@ -25,13 +25,17 @@ class Casts:
     (merging an adapter does) leaves the counter alone, so some entries spread over each weight are compared as well.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, keep: bool = True) -> None:
+        """Without `keep` every call makes a new copy."""
+        self._keep = keep
         self._copies: dict[tuple[int, ...], _Copy] = {}
 
     @torch.no_grad()
     def __call__(self, weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         if len(weights) == 1 and weights[0].dtype == dtype:
             return weights[0].detach()
+        if not self._keep:
+            return _concatenated(weights, dtype)
         key = tuple(id(w) for w in weights)
         stamps = [(w._version, w.data_ptr(), w.numel()) for w in weights]
         samples = torch.cat([w.reshape(-1)[:: max(1, w.numel() // _SAMPLES)] for w in weights])

@@ -2,7 +2,7 @@
 
     checkpoints/000200/
       model.safetensors, config.json, tokenizer ...   a model folder (or an adapter folder): loads like any other
-      optimizer.safetensors   moments and step counts by parameter name
+      optimizer.safetensors   moments and step counts by parameter name; from several ranks a folder optimizer/ of each one's part
       random.safetensors      torch's generators
       state.json              step, schedule, python's and numpy's generators, what the method keeps (`extra`)
       manifest.json           sha256 of every file, written last
@@ -13,12 +13,13 @@ hashes; a broken checkpoint is named and the one before it is taken.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import random
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,11 +29,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tether import atomic
+from tether import atomic, ranks, sharded_state
 from tether.errors import UserError
 from tether.step import Update
 
 MANIFEST, OPTIMIZER, RANDOM, STATE = "manifest.json", "optimizer.safetensors", "random.safetensors", "state.json"
+PARTS = "optimizer"
 FORMAT = 1
 
 
@@ -69,32 +71,45 @@ class Resumed:
 def save_checkpoint(
     run: HasFolder, step: int, model: Checkpointable, update: Update, extra: Mapping[str, Any] | None = None, *, keep: int | None = None
 ) -> Path:
-    """Write the state after `step` optimiser steps; then delete all but the newest `keep` checkpoints."""
+    """Write the state after `step` optimiser steps; then delete all but the newest `keep` checkpoints.
+
+    A meeting of all ranks. The first writes weights, random states and the rest, each its part of the optimiser's state.
+    """
     folder = run.folder / "checkpoints"
     target = folder / f"{step:06d}"
-    _sweep(folder)
+    if ranks.first():
+        _sweep(folder)
     optimizer = update.state_dict()
-    python, arrays, tensors = random_state()
-    with atomic.new_folder(target) as fresh:
+    with _new_folder(target) as fresh:
         model.write_weights(fresh)
-        save_file({k: v.contiguous() for k, v in optimizer["tensors"].items()}, fresh / OPTIMIZER)
-        save_file(tensors, fresh / RANDOM)
-        state = {
-            "format": FORMAT,
-            "step": step,
-            "update": optimizer["scalars"],
-            "python": python,
-            "numpy": arrays,
-            "extra": dict(extra or {}),
-        }
-        (fresh / STATE).write_text(json.dumps(state))
-        hashes = {str(p.relative_to(fresh)): sha256(p) for p in sorted(fresh.rglob("*")) if p.is_file()}
-        (fresh / MANIFEST).write_text(json.dumps({"step": step, "sha256": hashes}, indent=1))
-    if keep is not None:
+        if ranks.size() > 1:
+            sharded_state.write(update, optimizer["tensors"], fresh / PARTS)
+        if ranks.first():
+            if ranks.size() == 1:
+                save_file({k: v.contiguous() for k, v in optimizer["tensors"].items()}, fresh / OPTIMIZER)
+            _write_rest(fresh, step, {**optimizer["scalars"], "tensors": sorted(optimizer["tensors"])}, extra)
+    if keep is not None and ranks.first():
         for old in checkpoints(run.folder)[:-keep]:
             if old != target:
                 shutil.rmtree(old)
     return target
+
+
+@contextlib.contextmanager
+def _new_folder(target: Path) -> Iterator[Path]:
+    """A folder beside `target` for all ranks, which the first moves into place once all have written."""
+    with atomic.new_folder(target) if ranks.first() else contextlib.nullcontext() as fresh:
+        yield ranks.share(fresh)
+    ranks.share(None)
+
+
+def _write_rest(fresh: Path, step: int, update: dict[str, Any], extra: Mapping[str, Any] | None) -> None:
+    python, arrays, tensors = random_state()
+    save_file(tensors, fresh / RANDOM)
+    state = {"format": FORMAT, "step": step, "update": update, "python": python, "numpy": arrays, "extra": dict(extra or {})}
+    (fresh / STATE).write_text(json.dumps(state))
+    hashes = {str(p.relative_to(fresh)): sha256(p) for p in sorted(fresh.rglob("*")) if p.is_file()}
+    (fresh / MANIFEST).write_text(json.dumps({"step": step, "sha256": hashes}, indent=1))
 
 
 def checkpoints(run_folder: Path) -> list[Path]:
@@ -120,10 +135,10 @@ def load_checkpoint(run: HasFolder, model: Checkpointable, update: Update) -> Re
     A broken or partial checkpoint is named in a notice and the one before it is taken; when all are broken, UserError. A whole
     checkpoint of other settings (another adapter rank, other trained parameters) is UserError at once.
     """
-    found = checkpoints(run.folder)
+    found = ranks.share(checkpoints(run.folder))
     faults: list[str] = []
     for folder in reversed(found):
-        fault = verify(folder)
+        fault = ranks.share(verify(folder) if ranks.first() else None)
         if fault is None:
             if faults:
                 run.note("broken_checkpoint", f"{'; '.join(faults)}: going back to {folder.name}")
@@ -161,9 +176,22 @@ def _restore(folder: Path, model: Checkpointable, update: Update) -> Resumed:
     if state["format"] != FORMAT:
         raise UserError(f"was written in format {state['format']}, this is format {FORMAT}", where=str(folder), remedy="Use that version.")
     model.read_weights(folder)
-    update.load_state_dict({"tensors": load_file(folder / OPTIMIZER), "scalars": state["update"]}, where=str(folder))
+    update.load_state_dict({"tensors": _optimizer(folder, state["update"], update), "scalars": state["update"]}, where=str(folder))
     set_random_state(state["python"], state["numpy"], load_file(folder / RANDOM))
     return Resumed(step=int(state["step"]), extra=dict(state["extra"]), folder=folder)
+
+
+def _optimizer(folder: Path, scalars: Mapping[str, Any], update: Update) -> dict[str, Tensor]:
+    """This rank's part of the optimiser's state, from however many ranks."""
+    if not (folder / PARTS).is_dir():
+        return sharded_state.parts_of(update, load_file(folder / OPTIMIZER))
+    if foreign := sorted({name.rpartition("|")[0] for name in scalars["tensors"]} - set(update.parameters)):
+        raise UserError(
+            f"the optimiser state names {foreign[0]!r}, which is not trained here",
+            where=str(folder),
+            remedy="The checkpoint belongs to other settings; resume with the recipe it was made with.",
+        )
+    return sharded_state.read(update, scalars["tensors"], folder / PARTS)
 
 
 def sha256(path: Path) -> str:

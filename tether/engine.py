@@ -11,7 +11,7 @@ import contextlib
 import copy
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,9 @@ from tether.casts import Casts
 from tether.head import Scores, token_logprobs
 from tether.packing import Packed, pack
 from tether.padding import Padded, pad
+
+if TYPE_CHECKING:
+    from tether.sharding import Root
 
 Precision = Literal["fp32", "bf16"]
 Path = Literal["packed", "padded", "whole"]  # whole: padded, and scores only from the full model's own forward
@@ -63,6 +66,8 @@ class Engine:
         self._takes = frozenset(inspect.signature(self._decoder.forward).parameters)
         self._casts = Casts()
         self._blocks: dict[nn.Module, Block] = {}
+        self._root: Root | None = None  # of a sharded model
+        self._inside = False
         self._path: Path = "packed"
         self.notice: str | None = None
         self._choose_path()
@@ -82,10 +87,40 @@ class Engine:
             raise TypeError(f"{type(self._causal).__name__} has no vocabulary head")
         return head
 
+    # -- over several ranks ----------------------------------------------------------------------------------------
+
+    def shard(self, *others: nn.Module) -> None:
+        """Leave each rank its part of the model, and of `others`: modules that are computed with it, inside `inside`."""
+        from tether.sharding import shard
+
+        layers = [module for module in self._decoder.modules() if isinstance(module, GradientCheckpointingLayer)]
+        self._casts = Casts(keep=False)  # gathered weights change without a trace
+        for block in self._blocks.values():
+            block.casts = self._casts
+        self._root = shard([self.model, *others], layers)
+
+    def inside(self, compute: Callable[..., Any], *args: Any) -> Any:
+        """`compute(*args)`, with the weights at hand that lie outside the layers. Whatever reads a sharded model's weights, other than
+        this engine's own calls, goes through here; all that belongs to one backward pass in one call."""
+        if self._root is None or self._inside:
+            return compute(*args)
+        from tether.sharding import release
+
+        self._inside = True
+        try:
+            return self._root(compute, *args)
+        finally:
+            self._inside = False
+            if not torch.is_grad_enabled():
+                release(self._root)
+
     # -- the two questions an algorithm asks -----------------------------------------------------------------------
 
     def hidden(self, packed: Packed) -> Tensor:
         """Last hidden states after the final norm, (N, H), one for each token of the stream."""
+        return self.inside(self._hidden, packed)
+
+    def _hidden(self, packed: Packed) -> Tensor:
         if self.packed:
             with self._running(Plan(packed.segments)):
                 out = self._decoder(**self._inputs(packed.tokens[None], positions=packed.positions[None]))
@@ -102,13 +137,16 @@ class Engine:
         """
         if not temperature > 0:
             raise ValueError(f"temperature must be above 0, got {temperature}")
+        return self.inside(self._logprobs, packed, temperature, stats, hidden)
+
+    def _logprobs(self, packed: Packed, temperature: float, stats: bool, hidden: Tensor | None) -> Any:
         if self._path == "whole":
             head: nn.Module = nn.Identity()
             states = self._whole_logits(pad(packed), packed.predict)
             scores = Scores(temperature=temperature)
         else:
             head = self.lm_head
-            states = (self.hidden(packed) if hidden is None else hidden)[packed.predict]  # (M, H)
+            states = (self._hidden(packed) if hidden is None else hidden)[packed.predict]  # (M, H)
             scores = Scores(self._scores.scale, self._scores.softcap, temperature)
         with self._running(None), self._autocast():
             result = token_logprobs(

@@ -19,6 +19,7 @@ from torch import Tensor
 from tether import ranks
 from tether.batch import Example
 
+
 @dataclass(frozen=True)
 class Segment:
     """Tokens `start..end` of the stream; they see `prompt_start..prompt_end` whole, and themselves causally."""

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from tether import adapters, models
+from tether import adapters, models, ranks
 from tether import precision as arithmetic
 from tether.adapters import is_adapted
 from tether.engine import Engine
 from tether.errors import UserError
 from tether.packing import Packed
 from tether.precision import Precision
+from tether.sharding import Twin
 
 if TYPE_CHECKING:
     from tether.chat import Codec
@@ -45,6 +46,7 @@ class Policy:
         self._reference: Engine | None = None
         self._reference_fingerprint: str | None = None
         self._witness = _witness(model)
+        self._twin: Twin | None = None  # of a sharded model
 
     @classmethod
     def load(
@@ -73,7 +75,8 @@ class Policy:
             adapters.train_from(model, Path(name).expanduser(), lora)
         elif lora is not None:
             model = adapters.add_lora(model, lora, seed=seed)
-        model.to(_device())
+        if ranks.size() == 1:  # else each layer goes to its device as it is sharded
+            model.to(_device())
         engine = Engine(
             model,
             precision=arithmetic.choose(precision),
@@ -84,10 +87,29 @@ class Policy:
 
     @classmethod
     def from_recipe(cls, recipe: TrainRecipe, run: Run) -> Policy:
-        """The policy that a run trains. A resumed run keeps the precision it began with."""
+        """The policy that a run trains, sharded over its ranks. A resumed run keeps the precision it began with."""
         policy = cls.load(recipe.model, **options_of(recipe, run), train_dropout=_wants_dropout(recipe))
         record(policy, run)
+        if ranks.size() > 1:
+            policy.shard()
         return policy
+
+    def shard(self) -> None:
+        """Leave each rank its part of every weight."""
+        self._twin = Twin(self.model)
+        self.engine.shard()
+
+    @contextlib.contextmanager
+    def whole(self, *, everywhere: bool = True) -> Iterator[Any]:
+        """The model in one piece with its weights as they are: itself, or where it is sharded a copy that lasts as long as the block.
+
+        A meeting of all ranks. Without `everywhere` only the first rank's copy has weights, in main memory.
+        """
+        if self._twin is None:
+            yield self.model
+        else:
+            with self._twin.filled(everywhere=everywhere) as model:
+                yield model
 
     @property
     def device(self) -> torch.device:
@@ -109,9 +131,13 @@ class Policy:
 
     def save(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> Path:
         """A model folder (`save_model`), or with an adapter a PEFT folder (`save_adapter`)."""
-        if is_adapted(self.model):
-            return adapters.save_adapter(self.model, self.tokenizer, folder)
-        return models.save_model(self.model, self.tokenizer, folder, dtype=dtype)
+        with self.whole(everywhere=False) as model:
+            if ranks.first():
+                if is_adapted(model):
+                    adapters.save_adapter(model, self.tokenizer, folder)
+                else:
+                    models.save_model(model, self.tokenizer, folder, dtype=dtype)
+        return ranks.share(Path(folder))
 
     def save_result(self, run: Run) -> Path:
         """`save` into the run's `model/`; says so when storing in half precision takes back most of what was learnt."""
@@ -119,7 +145,8 @@ class Policy:
         stored = models.source_dtype(self.model)
         if is_adapted(self.model) or stored not in (torch.float16, torch.bfloat16):
             return folder
-        pairs = list(zip(self._witness, _witness(self.model), strict=True))
+        with self.whole() as model:
+            pairs = list(zip(self._witness, _witness(model), strict=True))
         trained = _share([now != start for start, now in pairs])
         kept = _share([now.to(stored).float() != start for start, now in pairs])
         if kept < trained / 2:
@@ -133,10 +160,15 @@ class Policy:
 
     def write_weights(self, folder: Path) -> None:
         """For a checkpoint: what training changes, bit for bit."""
-        adapters.write_trained(self.model, self.tokenizer, folder)
+        with self.whole(everywhere=False) as model:
+            if ranks.first():
+                adapters.write_trained(model, self.tokenizer, folder)
 
     def read_weights(self, folder: Path) -> None:
-        adapters.read_trained(self.model, folder)
+        with self.whole() as model:
+            adapters.read_trained(model, folder)
+            if self._twin is not None:
+                self._twin.put_back()
 
     # -- the reference -------------------------------------------------------------------------------------------------
 
@@ -172,16 +204,19 @@ class Policy:
 
     def untouched(self) -> bool:
         """Whether the trainable weights are still those that were loaded (a sample of each is compared)."""
-        return all(torch.equal(a, b) for a, b in zip(self._witness, _witness(self.model), strict=True))
+        with self.whole() as model:
+            return all(torch.equal(a, b) for a, b in zip(self._witness, _witness(model), strict=True))
 
     def reference_fingerprint(self) -> str:
         """The reference by content: equal for a model with a fresh adapter and for the model alone."""
         if self._reference_fingerprint is None:
             if is_adapted(self.model):
-                state = adapters.reference_state(self.model)
-                self._reference_fingerprint = models.fingerprint_of(state, self.model.get_base_model().config)
+                with self.whole() as model:
+                    state = adapters.reference_state(model)
+                    self._reference_fingerprint = models.fingerprint_of(state, model.get_base_model().config)
             elif self.untouched():
-                self._reference_fingerprint = models.fingerprint(self.model)
+                with self.whole() as model:
+                    self._reference_fingerprint = models.fingerprint(model)
             else:
                 self._reference_fingerprint = models.fingerprint(self._load_again())
         return self._reference_fingerprint
@@ -189,7 +224,11 @@ class Policy:
     def _frozen_copy(self) -> Engine:
         """An engine over weights that share nothing with the policy's. Under bf16 the matrices are kept in bf16: they are
         rounded to it in every matmul anyway, so the numbers are the same."""
-        model = copy.deepcopy(self.model) if self.untouched() else self._load_again().to(self.device)
+        if self.untouched():
+            with self.whole() as whole:
+                model = copy.deepcopy(whole)
+        else:
+            model = self._load_again().to(self.device)
         for parameter in model.parameters():
             parameter.grad = None
         model.requires_grad_(False)
@@ -199,6 +238,8 @@ class Policy:
             for module in model.modules():
                 if type(module) is nn.Linear and module.weight is not embedding:
                     module.weight.data = module.weight.data.to(torch.bfloat16)
+        if self._twin is not None:
+            engine.shard()
         return engine
 
     def _load_again(self) -> Any:

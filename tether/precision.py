@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from tether import atomic
+from tether import atomic, ranks
 from tether.models import cache_dir
 
 Precision = Literal["bf16", "fp32"]
@@ -35,7 +35,7 @@ def choose(asked: str = "auto") -> Precision:
         known[key] = round(speedup(), 3)
         with contextlib.suppress(OSError):  # a cache that cannot be written costs 0.1 s next time, nothing else
             atomic.write_file(path, json.dumps(known, indent=2, sort_keys=True))
-    return "bf16" if known[key] >= CLEARLY_FASTER else "fp32"
+    return ranks.share("bf16" if known[key] >= CLEARLY_FASTER else "fp32")  # what one rank measures, all do
 
 
 def speedup() -> float:

@@ -18,10 +18,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from tether import atomic
+from tether import atomic, ranks
 from tether.batch import Example
 from tether.models import cache_dir
-from tether.packing import micro_batches, pack
+from tether.packing import own_parts, pack
 from tether.policy import Policy
 
 FOLDER = ".tether"  # beside the data
@@ -47,14 +47,14 @@ def reference_logps(
     keys = [answer_key(e, i) for e in examples for i in range(len(e.answers))]
     name = f"reference-v{VERSION}-{policy.reference_fingerprint()}-{policy.precision}.safetensors"
     folders = [*([beside.resolve().parent / FOLDER] if beside is not None else []), cache_dir() / "reference"]
-    known, complaint = _read_all(folders, name) if cache else ({}, None)
+    known, complaint = ranks.share(_read_all(folders, name) if cache and ranks.first() else ({}, None))
 
     starts = np.cumsum([0, *(len(e.answers) for e in examples)])
     new = [i for i, e in enumerate(examples) if any(k not in known for k in keys[starts[i] : starts[i + 1]])]
     made = len({k for k in keys if k not in known})
     if new:
         _score(policy, [examples[i] for i in new], [keys[starts[i] : starts[i + 1]] for i in new], known, tokens_per_micro_batch, progress)
-        if cache:
+        if cache and ranks.first():
             _write(folders, name, known)
     if say is not None:
         why = f" ({complaint})" if complaint else ""
@@ -81,11 +81,13 @@ def _score(
 ) -> None:
     total, done = sum(len(k) for k in keys), 0
     with policy.as_loaded() as reference:
-        for part in micro_batches(examples, tokens_per_micro_batch):
+        for part in own_parts(examples, tokens_per_micro_batch):
             packed = pack([examples[i] for i in part], device=policy.device)
             sums = packed.sum_by_answer(reference.logprobs(packed)).float().cpu()
-            known.update(zip([k for i in part for k in keys[i]], sums.tolist(), strict=True))
-            done += len(sums)
+            made = dict(zip([k for i in part for k in keys[i]], sums.tolist(), strict=True))
+            for others in ranks.gather(made):
+                known.update(others)
+                done += len(others)
             if progress is not None:
                 progress(done, total)
 

@@ -6,10 +6,11 @@ own `...ForSequenceClassification`, so a saved folder is a reward model for tran
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from tether import adapters, models
+from tether import adapters, models, ranks
 from tether import precision as arithmetic
 from tether.adapters import is_adapted
 from tether.engine import Engine
@@ -27,6 +28,7 @@ from tether.headed import classifier_class, set_pad_token
 from tether.packing import Packed, micro_batches, pack
 from tether.policy import options_of, record
 from tether.precision import Precision
+from tether.sharding import Twin
 
 if TYPE_CHECKING:
     from tether.chat import Codec
@@ -47,6 +49,7 @@ class ScalarModel:
         self.model, self.tokenizer, self.engine = model, tokenizer, engine
         self.precision: Precision = engine.precision
         self.mean, self.std, self.lcb = mean, std, lcb
+        self._twin: Twin | None = None  # of a sharded model
 
     @classmethod
     def load(
@@ -88,7 +91,8 @@ class ScalarModel:
         if lora is not None and not is_adapted(model):
             model = adapters.add_lora(model, lora, seed=seed, extra_modules=("score",))
         set_pad_token(model.get_base_model() if is_adapted(model) else model, tokenizer)
-        model.to("cuda" if torch.cuda.is_available() else "cpu")
+        if ranks.size() == 1:  # else each layer goes to its device as it is sharded
+            model.to("cuda" if torch.cuda.is_available() else "cpu")
         engine = Engine(_Headless(model), precision=arithmetic.choose(precision), gradient_checkpointing=gradient_checkpointing)
         return cls(model, tokenizer, engine, **{**side, **({} if lcb is None else {"lcb": lcb})})
 
@@ -98,7 +102,23 @@ class ScalarModel:
         assert recipe.model is not None
         model = cls.load(recipe.model, heads=recipe.heads, fresh_head=True, lcb=recipe.lcb, **options_of(recipe, run))
         record(model, run)
+        if ranks.size() > 1:
+            model.shard()
         return model
+
+    def shard(self) -> None:
+        """Leave each rank its part of every weight."""
+        self._twin = Twin(self.model)
+        self.engine.shard(self.model)
+
+    @contextlib.contextmanager
+    def whole(self, *, everywhere: bool = True) -> Iterator[Any]:
+        """As `Policy.whole`."""
+        if self._twin is None:
+            yield self.model
+        else:
+            with self._twin.filled(everywhere=everywhere) as model:
+                yield model
 
     @property
     def device(self) -> torch.device:
@@ -118,17 +138,23 @@ class ScalarModel:
 
     def scores(self, packed: Packed) -> Tensor:
         """(A, heads) float32, read at each answer's last token (its end mark included)."""
-        hidden = self.engine.hidden(packed)[packed.last]  # (A, H)
-        base = self.model.get_base_model() if is_adapted(self.model) else self.model
-        scores: Tensor = base.score(hidden.to(torch.promote_types(hidden.dtype, torch.float32)))
-        return scores
+        return self._read(packed, packed.last)
 
     def values(self, packed: Packed) -> Tensor:
         """(M,) float32, the one head read ahead of each trained token: a critic's values."""
-        hidden = self.engine.hidden(packed)[packed.predict]  # (M, H)
-        base = self.model.get_base_model() if is_adapted(self.model) else self.model
-        values: Tensor = base.score(hidden.to(torch.promote_types(hidden.dtype, torch.float32)))[:, 0]
-        return values
+        return self._read(packed, packed.predict)[:, 0]
+
+    def _read(self, packed: Packed, places: Tensor) -> Tensor:
+        """(places, heads) of the head at these places of the stream."""
+
+        def read() -> Tensor:
+            hidden = self.engine.hidden(packed)[places]
+            base = self.model.get_base_model() if is_adapted(self.model) else self.model
+            scores: Tensor = base.score(hidden.to(torch.promote_types(hidden.dtype, torch.float32)))
+            return scores
+
+        out: Tensor = self.engine.inside(read)
+        return out
 
     def combine(self, scores: Tensor) -> Tensor:
         """(A, heads) -> (A,): mean over heads - lcb x their standard deviation (population). One head: the score itself."""
@@ -166,7 +192,7 @@ class ScalarModel:
         for part in micro_batches(examples, tokens_per_micro_batch):
             packed = pack([examples[i] for i in part], device=self.device)
             places = [place for i in part for place in range(starts[i], starts[i + 1])]
-            out[torch.tensor(places)] = self.combine(self.scores(packed)).float().cpu()
+            out[torch.tensor(places, dtype=torch.long)] = self.combine(self.scores(packed)).float().cpu()
         return ((out - self.mean) / self.std if normalised else out).tolist()
 
     # -- trained and kept ----------------------------------------------------------------------------------------------
@@ -181,17 +207,26 @@ class ScalarModel:
         Without an adapter the weights are stored as float32 unless `dtype` says otherwise: scores come back bit for bit.
         """
         files = {SIDE_FILE: self._side_file()}
-        if is_adapted(self.model):
-            return adapters.save_adapter(self.model, self.tokenizer, folder, files=files)
-        return models.save_model(self.model, self.tokenizer, folder, dtype=dtype or self.model.dtype, files=files)
+        with self.whole(everywhere=False) as model:
+            if ranks.first():
+                if is_adapted(model):
+                    adapters.save_adapter(model, self.tokenizer, folder, files=files)
+                else:
+                    models.save_model(model, self.tokenizer, folder, dtype=dtype or model.dtype, files=files)
+        return ranks.share(Path(folder))
 
     def write_weights(self, folder: Path) -> None:
         """For a checkpoint: what training changes, bit for bit."""
-        adapters.write_trained(self.model, self.tokenizer, folder)
-        (folder / SIDE_FILE).write_text(self._side_file())
+        with self.whole(everywhere=False) as model:
+            if ranks.first():
+                adapters.write_trained(model, self.tokenizer, folder)
+                (folder / SIDE_FILE).write_text(self._side_file())
 
     def read_weights(self, folder: Path) -> None:
-        adapters.read_trained(self.model, folder)
+        with self.whole() as model:
+            adapters.read_trained(model, folder)
+            if self._twin is not None:
+                self._twin.put_back()
         side = _read_side_file(folder / SIDE_FILE)
         self.mean, self.std = side["mean"], side["std"]
 

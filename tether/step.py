@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from tether import ranks
 from tether.errors import UserError
+from tether.sharding import own, sharded
 
 PATIENCE = 5  # steps in a row that may be refused before the run stops
 
@@ -67,8 +67,8 @@ class Update:
                 "few of their values, or none. Load the model in float32.",
                 stacklevel=2,
             )
-        # What the optimiser moves: the parameter itself, or the float32 copy of a half-precision one.
-        self.masters = {n: nn.Parameter(p.detach().float()) if n in set(half) else p for n, p in self.parameters.items()}
+        # What the optimiser moves: the parameter itself, the float32 copy of a half-precision one, or this rank's part of either.
+        self.masters = {n: _master(p) for n, p in self.parameters.items()}
         kinds: dict[tuple[float, float], list[nn.Parameter]] = {}
         for name, p in self.masters.items():
             rate = next((r for start, r in (rates or {}).items() if name.startswith(start)), recipe.learning_rate)
@@ -133,7 +133,7 @@ class Update:
                 continue
             master = self.masters[name]
             if master is not parameter:
-                master.grad = parameter.grad.float()
+                master.grad = own(parameter.grad).float()
             if scale != 1.0 and master.grad is not None:
                 master.grad.mul_(scale)
         for group in self.optimizer.param_groups:
@@ -143,8 +143,12 @@ class Update:
         torch.autograd.graph.increment_version([m for m in self.masters.values() if m.grad is not None])
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                if self.masters[name] is not parameter:
-                    parameter.copy_(self.masters[name])
+                if self._copied(name):
+                    own(parameter).copy_(self.masters[name])
+
+    def _copied(self, name: str) -> bool:
+        """Whether the optimiser moves a copy, which is of another type."""
+        return self.masters[name].dtype != self.parameters[name].dtype
 
     def _clear(self) -> None:
         for name, parameter in self.parameters.items():
@@ -163,7 +167,7 @@ class Update:
         for name, master in self.masters.items():
             for key, value in self.optimizer.state.get(master, {}).items():
                 tensors[f"{name}|{key}"] = value
-            if master is not self.parameters[name]:
+            if self._copied(name):
                 tensors[f"{name}|master"] = master.detach()
         scalars = {"applied": self.applied, "refused_in_row": self.refused_in_row, "parameters": sorted(self.parameters)}
         return {"tensors": tensors, "scalars": scalars}
@@ -197,23 +201,29 @@ class Update:
         self.refused_in_row = int(state["scalars"]["refused_in_row"])
 
 
+def _master(parameter: nn.Parameter) -> nn.Parameter:
+    if parameter.dtype in (torch.float16, torch.bfloat16):
+        return nn.Parameter(own(parameter).float())
+    return nn.Parameter(own(parameter)) if sharded(parameter) else parameter
+
+
 def total_norm(gradients: Sequence[Tensor]) -> float:
     """The Euclidean norm of all gradients together. Over several ranks first sums those that each rank has for itself.
 
-    A sharded gradient (DTensor) was summed in the backward pass, and every rank has its part of it; any other, such as that of a value
+    A sharded gradient was summed in the backward pass, and every rank has its part of it; any other, such as that of a value
     head, is whole on each rank and holds what that rank's examples say.
     """
     if ranks.size() == 1:
         return float(torch.nn.utils.get_total_norm(gradients))
-    sharded = [g for g in gradients if isinstance(g, DTensor)]
-    whole = [g for g in gradients if not isinstance(g, DTensor)]
+    parts = [own(g) for g in gradients if sharded(g)]
+    whole = [g for g in gradients if not sharded(g)]
     for gradient in whole:
         gradient.copy_(ranks.summed(gradient))
-    mine = sum(float(g.to_local().double().square().sum()) for g in sharded)
+    mine = sum(float(g.double().square().sum()) for g in parts)
     every = sum(float(g.double().square().sum()) for g in whole)
     return math.sqrt(ranks.total({"mine": mine})["mine"] + every)
 
 
 def all_finite(tensor: Tensor) -> bool:
     """Of a sharded tensor: whether this rank's part is."""
-    return bool(torch.isfinite(tensor.to_local() if isinstance(tensor, DTensor) else tensor).all())
+    return bool(torch.isfinite(own(tensor)).all())

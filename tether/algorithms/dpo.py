@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tether import preferences
+from tether import preferences, ranks
 from tether.batch import Example
 from tether.chat import encode_preferences
 from tether.displacement import DisplacementWatch, similarity
 from tether.files import Problem
 from tether.loop import Loop, Tally
 from tether.losses.preference import NEEDS_REFERENCE, PairLogps, preference_loss
-from tether.packing import micro_batches, pack
+from tether.packing import own_parts, pack
 from tether.policy import Policy
 from tether.recipe import DPORecipe
 from tether.reference import reference_logps
@@ -67,8 +67,9 @@ def train(recipe: DPORecipe, run: Run) -> dict[str, Any]:
                 pairs = pair_logps(policy.logprobs(packed), packed, None if reference is None else reference[part])
                 loss, metrics = preference_loss(pairs, **losses, total_pairs=len(rows), total_chosen_tokens=chosen_tokens)
                 loss.backward()
-                tally.add(loss, metrics, tokens=len(packed.tokens))
+                tally.add(loss, metrics, tokens=packed.n_tokens)
                 order += part
+            tally, order = tally.merged(), [i for part in ranks.gather(order) for i in part]
             run.append("pairs.jsonl", loop.step + 1, pair_rows(tally, order, examples, alike))
             logged = loop.end(tally, watch.shares(tally))
             loop.state["displacement"] = watch.update(run, logged)
@@ -167,11 +168,11 @@ def evaluate(recipe: DPORecipe, policy: Policy, held_out: list[Example], referen
     tally = Tally()
     tokens = sum(sum(e.trained[0]) for e in held_out)
     ours = None if reference is None else reference[-len(held_out) :]
-    for part in micro_batches(held_out, recipe.tokens_per_micro_batch):
+    for part in own_parts(held_out, recipe.tokens_per_micro_batch):
         packed = pack([held_out[i] for i in part], device=policy.device)
         pairs = pair_logps(policy.logprobs(packed), packed, None if ours is None else ours[part])
         loss, metrics = preference_loss(pairs, **recipe.loss_settings(), total_pairs=len(held_out), total_chosen_tokens=tokens)
         tally.add(loss, metrics)
-    out = {f"eval_{name}": value for name, value in tally.means().items()}
+    out = {f"eval_{name}": value for name, value in tally.merged().means().items()}
     run.log(step, out)
     return out

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tether import feedback
+from tether import feedback, ranks
 from tether.batch import Example
 from tether.chat import encode_feedback
 from tether.errors import UserError
 from tether.loop import Loop, Tally
 from tether.losses.kto import class_balance, kto_baseline, kto_loss
-from tether.packing import micro_batches, pack
+from tether.packing import own_parts, pack
 from tether.policy import Policy
 from tether.recipe import DPORecipe
 from tether.reference import reference_logps
@@ -57,15 +57,15 @@ def train(recipe: DPORecipe, run: Run) -> dict[str, Any]:
         for _ in loop:
             rows = loop.rows()
             z0, raw = reference_point(recipe, policy, examples, rows)
-            tally, good = Tally(), 0
+            tally, good = Tally(), sum(bool(examples[i].extra["label"]) for i in rows)
             for part in loop.parts(examples):
                 packed = pack([examples[i] for i in part], device=policy.device)
                 sums = packed.sum_by_answer(policy.logprobs(packed))
                 labels = label_tensor(examples, part).to(sums.device)
                 loss, metrics = kto_loss(sums, reference[part].to(sums), labels, z0, **weights, total=len(rows))
                 loss.backward()
-                tally.add(loss, metrics, tokens=len(packed.tokens))
-                good += int(labels.sum())
+                tally.add(loss, metrics, tokens=packed.n_tokens)
+            tally = tally.merged()
             loop.end(
                 tally, {"kl": float(z0), "kl/raw": float(raw), "count/chosen": good, "count/rejected": len(rows) - good, **margin(tally)}
             )
@@ -140,23 +140,24 @@ def reference_point(recipe: DPORecipe, policy: Policy, examples: Sequence[Exampl
     """z0 and its value before the clamp at 0, over the whole step (mean first, clamp after: the other order is biased up)."""
     pairs = mismatched(examples, rows)
     gaps = []
-    for part in micro_batches(pairs, recipe.tokens_per_micro_batch):
+    for part in own_parts(pairs, recipe.tokens_per_micro_batch):
         packed = pack([pairs[i] for i in part], device=policy.device)
         ours = packed.sum_by_answer(policy.logprobs(packed))
         with policy.reference() as reference:
             gaps.append(ours - packed.sum_by_answer(reference.logprobs(packed)))
-    return kto_baseline(torch.cat(gaps))
+    return kto_baseline(torch.cat(ranks.gather(torch.cat(gaps).cpu())).to(policy.device))
 
 
 @torch.no_grad()
 def evaluate(recipe: DPORecipe, policy: Policy, held_out: list[Example], reference: Tensor, run: Run, step: int) -> dict[str, float]:
     """How far good and bad held-out answers are apart, logged with the prefix `eval_`. The reference point is taken as 0."""
     tally = Tally()
-    for part in micro_batches(held_out, recipe.tokens_per_micro_batch):
+    for part in own_parts(held_out, recipe.tokens_per_micro_batch):
         packed = pack([held_out[i] for i in part], device=policy.device)
         sums = packed.sum_by_answer(policy.logprobs(packed))
         loss, metrics = kto_loss(sums, reference[part].to(sums), label_tensor(held_out, part), 0.0, beta=recipe.beta, total=len(held_out))
         tally.add(loss, metrics)
+    tally = tally.merged()
     out = {f"eval_{name}": value for name, value in {**tally.means(), **margin(tally)}.items()}
     run.log(step, out)
     return out

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tether import preferences, stats
+from tether import preferences, ranks, stats
 from tether.batch import Example
 from tether.chat import encode_rankings
 from tether.loop import Loop, Tally
 from tether.losses.reward_model import reward_model_loss
-from tether.packing import micro_batches, pack
+from tether.packing import own_parts, pack
 from tether.recipe import RewardRecipe
 from tether.run import Run
 from tether.scalar import ScalarModel
@@ -55,8 +55,8 @@ def train(recipe: RewardRecipe, run: Run) -> dict[str, Any]:
                 duel = Duels.of([examples[i] for i in part], use_margin=recipe.margin)
                 loss, metrics = duel.loss(scores, center_coef=recipe.center_coef, total=total)
                 loss.backward()
-                tally.add(loss, metrics, tokens=len(packed.tokens))
-            loop.end(tally)
+                tally.add(loss, metrics, tokens=packed.n_tokens)
+            loop.end(tally.merged())
             if held_out and loop.due(recipe.eval_steps):
                 evaluate(recipe, model, held_out, run, loop.step)
 
@@ -116,7 +116,12 @@ class Duels:
                 margins.append(float(example.extra.get("margin") or 0.0))
             first += len(example.answers)
         given = use_margin and any(margins)
-        return cls(torch.tensor(winners), torch.tensor(losers), torch.tensor(weights), torch.tensor(margins) if given else None)
+        return cls(
+            torch.tensor(winners, dtype=torch.long),
+            torch.tensor(losers, dtype=torch.long),
+            torch.tensor(weights),
+            torch.tensor(margins) if given else None,
+        )
 
     def loss(self, scores: Tensor, *, center_coef: float, total: int) -> tuple[Tensor, dict[str, Tensor]]:
         """`scores` is (A, heads)."""
@@ -130,16 +135,16 @@ class Duels:
 @torch.no_grad()
 def score_all(model: ScalarModel, examples: Sequence[Example], tokens_per_micro_batch: int) -> Tensor:
     """Scores of every answer, in order of examples then answers: (A,), by the rule that will be used (mean - lcb x std)."""
-    parts = micro_batches(examples, tokens_per_micro_batch)
+    parts = own_parts(examples, tokens_per_micro_batch)
     starts = [0]
     for example in examples:
         starts.append(starts[-1] + len(example.answers))
-    out = torch.empty(starts[-1])
+    out = torch.zeros(starts[-1])
     for part in parts:
         scores = model.combine(model.scores(pack([examples[i] for i in part], device=model.device))).float().cpu()
         places = [place for i in part for place in range(starts[i], starts[i + 1])]
-        out[torch.tensor(places)] = scores
-    return out
+        out[torch.tensor(places, dtype=torch.long)] = scores
+    return ranks.summed(out)
 
 
 def evaluate(recipe: RewardRecipe, model: ScalarModel, held_out: list[Example], run: Run, step: int) -> dict[str, Any]:

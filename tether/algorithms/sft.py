@@ -16,7 +16,7 @@ from tether.batch import Example
 from tether.chat import encode_conversations
 from tether.loop import Loop, Tally
 from tether.losses.sft import sft_loss
-from tether.packing import micro_batches, pack
+from tether.packing import own_parts, pack
 from tether.policy import Policy
 from tether.recipe import SFTRecipe
 from tether.run import Run
@@ -40,9 +40,9 @@ def train(recipe: SFTRecipe, run: Run) -> dict[str, Any]:
                 logps, stats = policy.logprobs(packed, stats=True)
                 loss = sft_loss(logps, total_tokens=total)
                 loss.backward()
-                tally.add(loss, tokens=len(packed.tokens))
+                tally.add(loss, tokens=packed.n_tokens)
                 _token_means(tally, stats, len(logps))
-            loop.end(tally)
+            loop.end(tally.merged())
             if held_out and loop.due(recipe.eval_steps):
                 evaluate(recipe, policy, held_out, run, loop.step)
 
@@ -72,12 +72,12 @@ def evaluate(recipe: SFTRecipe, policy: Policy, held_out: list[Example], run: Ru
     """Loss, perplexity and token accuracy on rows that are never trained on, logged with the prefix `eval_`."""
     total = sum(e.n_trained for e in held_out)
     tally = Tally()
-    for part in micro_batches(held_out, recipe.tokens_per_micro_batch):
+    for part in own_parts(held_out, recipe.tokens_per_micro_batch):
         packed = pack([held_out[i] for i in part], device=policy.device)
         logps, stats = policy.logprobs(packed, stats=True)
         tally.add(sft_loss(logps, total_tokens=total))
         _token_means(tally, stats, len(logps))
-    out = {f"eval_{name}": value for name, value in tally.means().items()}
+    out = {f"eval_{name}": value for name, value in tally.merged().means().items()}
     out["eval_perplexity"] = float(torch.tensor(out["eval_loss"], dtype=torch.float64).exp())
     run.log(step, out)
     return out

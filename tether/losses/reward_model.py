@@ -74,7 +74,7 @@ def reward_model_loss(
         label = soft_labels.to(lead)
         metrics["accuracy"] = torch.where(label > 0.5, lead > 0, lead < 0)[label != 0.5].to(lead.dtype)
     if gap.shape[1] > 1:
-        metrics["disagreement"] = gap.std(1)
+        metrics["disagreement"] = gap.std(1) if len(gap) else gap.new_zeros(0)
     return loss, {name: value.detach() for name, value in metrics.items()}
 
 
