@@ -2,6 +2,7 @@
 
 V_t belongs to the state ahead of token t, so it is read where the model predicts that token (`Packed.predict`). `SharedCritic` is a
 head on the policy's own trunk, computed in the same pass; `SeparateCritic` is a model of its own, which may start as a reward model.
+Over several ranks that model is sharded as the policy is; the head is whole on each.
 Values are float32, whatever the matmuls run in.
 """
 
@@ -14,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tether import ranks
 from tether.errors import UserError
 from tether.packing import Packed
 from tether.policy import Policy, options_of
@@ -48,15 +50,21 @@ class SharedCritic:
             self.head.bias.zero_()
 
     def judge(self, policy: Policy, packed: Packed, temperature: float) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        hidden = policy.engine.hidden(packed)  # (N, H)
-        logps, stats = policy.engine.logprobs(packed, temperature, stats=True, hidden=hidden)
-        return logps, self.head(hidden[packed.predict].float())[:, 0], stats
+        def read() -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+            hidden = policy.engine.hidden(packed)  # (N, H)
+            logps, stats = policy.engine.logprobs(packed, temperature, stats=True, hidden=hidden)
+            return logps, self.head(hidden[packed.predict].float())[:, 0], stats
+
+        # One call: both gradients go back through one pass of a policy that may be sharded.
+        out: tuple[Tensor, Tensor, dict[str, Tensor]] = policy.engine.inside(read)
+        return out
 
     def parameters(self) -> dict[str, nn.Parameter]:
         return dict(self.head.named_parameters())
 
     def write_weights(self, folder: Path) -> None:
-        save_file({name: p.detach().contiguous() for name, p in self.parameters().items()}, folder / HEAD)
+        if ranks.first():
+            save_file({name: p.detach().contiguous() for name, p in self.parameters().items()}, folder / HEAD)
 
     def read_weights(self, folder: Path) -> None:
         self.head.load_state_dict(load_file(folder / HEAD))
@@ -86,7 +94,8 @@ class SeparateCritic:
         return self.scalar.parameters()
 
     def write_weights(self, folder: Path) -> None:
-        (folder / FOLDER).mkdir()
+        if ranks.first():
+            (folder / FOLDER).mkdir()
         self.scalar.write_weights(folder / FOLDER)
 
     def read_weights(self, folder: Path) -> None:
@@ -102,6 +111,8 @@ def make_critic(recipe: PPORecipe, policy: Policy, run: Run) -> SharedCritic | S
     if scalar.engine.notice:
         run.note("not_packed", f"the critic: {scalar.engine.notice}")
         run.say(f"the critic: {scalar.engine.notice}")
+    if ranks.size() > 1:
+        scalar.shard()
     return SeparateCritic(scalar, policy)
 
 

@@ -14,7 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tether import ranks
 from tether.policy import Policy, Reference
+from tether.sharding import as_sharded, own, part_of, whole
 
 HELD = "reference.safetensors"
 
@@ -24,13 +26,13 @@ class Anchor:
 
     def __init__(self, policy: Policy, every: int | None = None) -> None:
         self.policy, self.every = policy, every
-        self._held: dict[str, Tensor] | None = None  # trained parameters of a reference that has moved
+        self._held: dict[str, Tensor] | None = None  # trained parameters of a reference that has moved; this rank's part
 
     def refresh(self, step: int) -> bool:
         """Call before a step, with the steps done so far. Says whether the reference has become the policy as it is now."""
         if not self.every or step == 0 or step % self.every:
             return False
-        self._held = {name: p.detach().clone() for name, p in self.policy.parameters().items()}
+        self._held = self._current()
         self.policy.drop_reference()
         return True
 
@@ -42,26 +44,37 @@ class Anchor:
                 yield reference
             return
         with torch.no_grad():
-            current = {name: p.detach().clone() for name, p in self.policy.parameters().items()}
+            current = self._current()
             self._put(self._held)
             try:
                 yield Reference(self.policy.engine)
             finally:
                 self._put(current)
 
+    def _current(self) -> dict[str, Tensor]:
+        return {name: own(p).clone() for name, p in self.policy.parameters().items()}
+
     def _put(self, tensors: dict[str, Tensor]) -> None:
         with torch.no_grad():
             for name, parameter in self.policy.parameters().items():
-                parameter.copy_(tensors[name])
+                own(parameter).copy_(tensors[name])
 
     def write(self, folder: Path) -> None:
-        if self._held is not None:
-            save_file({name: t.contiguous() for name, t in self._held.items()}, folder / HELD)
+        """The whole reference, by the first rank; a meeting of all."""
+        if self._held is None:
+            return
+        tensors = {}
+        for name, parameter in self.policy.parameters().items():
+            tensor = whole(as_sharded(self._held[name], parameter))
+            if ranks.first():
+                tensors[name] = tensor.cpu().contiguous()
+        if ranks.first():
+            save_file(tensors, folder / HELD)
 
     def read(self, folder: Path) -> None:
         if (folder / HELD).exists():
-            device = self.policy.device
-            self._held = {name: t.to(device) for name, t in load_file(folder / HELD).items()}
+            found, device = load_file(folder / HELD), self.policy.device
+            self._held = {name: part_of(found[name], p).to(device) for name, p in self.policy.parameters().items()}
 
 
 class CriticPart(Protocol):

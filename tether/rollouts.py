@@ -1,6 +1,7 @@
 """From prompts to scored attempts: groups are sampled from the policy as it is, judged by the rewards, and counted.
 
-Everything is a pure function of weights, seed and step, so a step that is made again after an interruption is the same step.
+Everything is a pure function of weights, seed and step, so a step that is made again after an interruption is the same step. Over
+several ranks each samples its share of the prompts, and all of them hold all attempts.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tether import prompts
+from tether import prompts, ranks
 from tether.batch import Example
 from tether.chat import encode_prompts
 from tether.engines.kv import round_up
-from tether.engines.local import LocalSampler, Request
+from tether.engines.local import Completion, LocalSampler, Request
 from tether.engines.sampling import Sampling
+from tether.engines.together import sample_once, sample_together
 from tether.errors import UserError
 from tether.files import Loaded, Problem
 from tether.masked import all_equal
@@ -127,13 +129,14 @@ class Rollouts:
         self.sampling = Sampling(max_new_tokens=recipe.max_completion_length, temperature=recipe.temperature)
         longest = max((len(e.prompt) for e in data), default=1) + recipe.max_completion_length
         # A stated size: what happens to be free would decide who shares a forward pass, and with it the last bits.
-        self.sampler = LocalSampler(
-            policy.model,
-            policy.codec,
-            precision=policy.precision,
-            slots=recipe.sampling_slots,
-            cache_tokens=recipe.sampling_slots * round_up(longest),
-        )
+        with policy.whole() as model:
+            self.sampler = LocalSampler(
+                model,
+                policy.codec,
+                precision=policy.precision,
+                slots=recipe.sampling_slots,
+                cache_tokens=recipe.sampling_slots * round_up(longest),
+            )
         if self.sampler.notice:
             run.note("slow_sampling", self.sampler.notice)
             run.say(self.sampler.notice)
@@ -199,9 +202,8 @@ class Rollouts:
         if not examples:
             return []
         with self.watch("sampling"):
-            self.sampler.refresh()
             requests = [Request(e.prompt, sampling, n, seed, str(e.source)) for e, seed in zip(examples, seeds, strict=True)]
-            completions = self.sampler.sample(requests)
+            completions = self._sample(requests)
             made = [
                 from_sampled(
                     c,
@@ -220,6 +222,18 @@ class Rollouts:
             scored, table = self.rewards.score_rollouts(made)
         self._tell(table)
         return scored
+
+    def _sample(self, requests: Sequence[Request]) -> list[Completion]:
+        """From the weights as they are now; the same list on every rank."""
+        if getattr(self.sampler, "remote", False):
+            self.sampler.refresh()  # on all ranks: each has a part of the weights that are handed over
+            return sample_once(self.sampler, requests)
+        with self.policy.whole():
+            self.sampler.refresh()
+            completions = sample_together(self.sampler, requests)
+            if ranks.size() > 1:
+                self.sampler.refresh()  # what it has copied of the weights would stay beside this rank's part of them
+        return completions
 
     def _others(self, step: int, number: int, n: int, tried: set[int]) -> list[int]:
         """`n` more prompts at random: those that the step has not had; when they run out, any, each as seldom as can be."""

@@ -1,7 +1,8 @@
 """`TokenBatch`: the attempts of one step as aligned matrices (R, T), R attempts of at most T tokens, and how to cut them up.
 
 An attempt that takes no part in the loss (cut off and masked, or without a score) keeps its row with an empty mask; the model
-does not compute it. Parts of the step name their rows, so every matrix is indexed alike.
+does not compute it. Parts of the step name their rows, so every matrix is indexed alike. Over several ranks each holds all attempts
+and whole matrices, and computes its own parts.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tether import ranks
 from tether.batch import Example
-from tether.packing import Packed, micro_batches, pack
+from tether.packing import Packed, own_parts, pack
 from tether.rollout import Rollout, group_example
 from tether.token_rows import to_rows
 
@@ -97,10 +99,10 @@ def token_batch(groups: Sequence[Sequence[Rollout]], *, mask_truncated: bool = F
 
 
 def parts(batch: TokenBatch, examples: Sequence[int], tokens_per_micro_batch: int, device: Device = "cpu") -> Iterator[Part]:
-    """The examples cut by token budget."""
-    for chosen in micro_batches([batch.examples[i] for i in examples], tokens_per_micro_batch):
+    """This rank's share of the examples, cut by token budget; as many parts on every rank, some perhaps without a row."""
+    for chosen in own_parts([batch.examples[i] for i in examples], tokens_per_micro_batch):
         indices = [examples[j] for j in chosen]
-        rows = torch.tensor([row for i in indices for row in batch.rows[i]], device=device)
+        rows = torch.tensor([row for i in indices for row in batch.rows[i]], dtype=torch.long, device=device)
         yield Part(pack([batch.examples[i] for i in indices], device=device), rows)
 
 
@@ -110,7 +112,7 @@ def over_all(batch: TokenBatch, values: Callable[[Packed], Tensor], tokens_per_m
     out = torch.zeros(batch.mask.shape, device=device)
     for part in parts(batch, range(len(batch.examples)), tokens_per_micro_batch, device):
         out[part.rows] = to_rows(part.packed, values(part.packed), batch.width).to(out.dtype)
-    return out
+    return ranks.summed(out)  # a row is 0 on all ranks but the one that computed it
 
 
 def mini_batches(batch: TokenBatch, n: int, seed: str) -> list[MiniBatch]:

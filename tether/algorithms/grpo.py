@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tether import ranks
 from tether.advantage import ADVANTAGES, MIXTURES, reward_to_go
 from tether.learner import Anchor, Learner
 from tether.loop import Loop, Tally
@@ -173,16 +174,16 @@ def updates(
     *,
     at_reference: bool = False,
 ) -> Tally:
-    """All optimiser steps on one batch. Returns their means.
+    """All optimiser steps on one batch. Returns what they came to on all ranks.
 
     `at_reference`: the policy is its reference, which then pulls nowhere. What its gradient would hold is rounding, and AdamW makes
     a full step of any gradient, however small.
     """
     tally = Tally()
-    tally.tokens = batch.tokens
+    tally.tokens = ranks.once(batch.tokens)
     if not batch.rollouts:  # dynamic sampling found no group to learn from
         loop.rest()
-        return tally
+        return tally.merged()
     weights = None
     if recipe.importance != "none" and old is not None:
         bounds = {"c_min": recipe.importance_min, "c_max": recipe.importance_max}
@@ -209,14 +210,15 @@ def updates(
                     for name, share in metrics.items():
                         shares[name] = shares.get(name, 0.0) + float(share)
                     row_metrics(tally, batch, part.rows, lp.detach(), old, ref)
+            shares = ranks.total(shares)
             for name, mean in shares.items():
-                tally.add_ratio(name, mean, 1.0)
+                tally.add_ratio(name, ranks.once(mean), ranks.once(1.0))
             if taught:
                 loop.apply(shares["loss"])
                 at_reference = False
             else:
                 loop.rest()
-    return tally
+    return tally.merged()
 
 
 def part_loss(

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tether import ranks
 from tether.advantage import gae
 from tether.critic import Critic, make_critic
 from tether.learner import Anchor, Learner
@@ -124,7 +125,7 @@ def look(recipe: PPORecipe, policy: Policy, critic: Critic, anchor: Anchor | Non
     if anchor is not None:
         with anchor.reference() as reference:
             ref = over_all(batch, lambda packed: reference.logprobs(packed, heat), budget, policy.device)
-    return Before(logp, values, ref)
+    return Before(ranks.summed(logp), ranks.summed(values), ref)
 
 
 def rewards_of(recipe: PPORecipe, batch: TokenBatch, before: Before, scores: Tensor, beta: float) -> Tensor:
@@ -155,9 +156,9 @@ def updates(
     advantages: Tensor,
     returns: Tensor,
 ) -> Tally:
-    """All optimiser steps on one batch. Returns their means."""
+    """All optimiser steps on one batch. Returns what they came to on all ranks."""
     tally = Tally()
-    tally.tokens = batch.tokens
+    tally.tokens = ranks.once(batch.tokens)
     weights = None
     sampling_difference(tally, before.logp, batch.sampled_logp, batch.mask)
     if recipe.importance != "none":
@@ -178,14 +179,15 @@ def updates(
                 for name, share in metrics.items():
                     shares[name] = shares.get(name, 0.0) + float(share)
                 row_metrics(tally, batch, part.rows, lp.detach(), before.logp, before.ref)
+            shares = ranks.total(shares)
             for name, mean in shares.items():
-                tally.add_ratio(name, mean, 1.0)
+                tally.add_ratio(name, ranks.once(mean), ranks.once(1.0))
             loop.apply(shares["loss"])
             moved, tokens = moved + shares["approx_kl_k1"] * mini.total_tokens, tokens + mini.total_tokens
         if recipe.max_approx_kl is not None and tokens and moved / tokens > recipe.max_approx_kl:
             tally.add_ratio("policy/passes", number + 1.0, 1.0)
             break
-    return tally
+    return tally.merged()
 
 
 def part_loss(
