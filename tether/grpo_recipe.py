@@ -72,6 +72,7 @@ class GRPORecipe(SamplingRecipe):
 
     @classmethod
     def _fill(cls, data: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+        data = super()._fill(data, notes)
         name = data.get("preset")
         if name is not None and name not in PRESETS:
             close = nearest(str(name), PRESETS)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_serializer, model_validator
 from typing_extensions import Self
 
+from tether.engine_recipe import LOCAL, EngineConfig, engine_of
 from tether.keys import SettingError
 from tether.train_recipe import TrainRecipe
-from tether.values import Count, Flag, NotNegative, OptionalCount, Positive, number, optional, text, texts
+from tether.values import Count, Flag, NotNegative, OptionalCount, Positive, Whole, number, optional, text, texts
 
 OptionalPositive = Annotated[Annotated[float, Field(gt=0)] | None, optional(number)]
 
@@ -62,6 +63,14 @@ class SamplingRecipe(TrainRecipe):
     sampling_slots: Count = Field(
         default=128, description="Answers sampled side by side; more is faster and takes more memory for keys and values."
     )
+    engine: Annotated[EngineConfig, BeforeValidator(engine_of)] = Field(
+        default=LOCAL,
+        description="Who samples: local (this process), vllm (a server that the run starts), or a block such as {urls: [...]}; docs/engines.md.",
+    )
+    ahead_steps: Whole = Field(
+        default=0,
+        description="Steps that sampling may run ahead of training (needs engine vllm); more keeps servers busy with weights that are older.",
+    )
     updates_per_batch: Count = Field(default=1, description="Passes over each batch of samples; more reuses them and leans on the clip.")
     mini_batches: Count = Field(
         default=1,
@@ -98,6 +107,20 @@ class SamplingRecipe(TrainRecipe):
         default=False, description="Leave answers that hit max_completion_length out of the loss; their reward still counts in the group."
     )
 
+    @field_serializer("engine")
+    def _engine_in_plain(self, value: EngineConfig) -> str | dict[str, Any]:
+        return value.plain()
+
+    @classmethod
+    def _fill(cls, data: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+        """Where another program samples, its log-probs differ from those of training by more than rounding here explains."""
+        chosen = data.get("engine")
+        remote = chosen == "vllm" or (isinstance(chosen, EngineConfig) and chosen.remote)
+        if remote and "importance" not in data:
+            notes.append("importance: token_truncate, because the engine that samples is another program than the one that trains")
+            return {**data, "importance": "token_truncate"}
+        return data
+
     @model_validator(mode="after")
     def _sampling_settings_agree(self) -> Self:
         rows, group = self.batch_size, self.num_generations
@@ -110,6 +133,17 @@ class SamplingRecipe(TrainRecipe):
                 remedy=f"These would work: batch_size {_either(nearby)}"
                 + (f", or num_generations {_either(sorted(divisors, key=lambda n: abs(n - group))[:3])}." if divisors else "."),
             )
+        if self.ahead_steps and not self.engine.remote:
+            raise SettingError(
+                "needs a sampler beside training, and engine: local samples in this process", key="ahead_steps", remedy="Set engine: vllm."
+            )
+        if self.engine.remote:
+            if not 0.01 <= self.temperature <= 2:
+                raise SettingError(f"vLLM samples at 0.01 to 2, got {self.temperature:g}", key="temperature")
+            if self.lora is not None and self.lora.modules_to_save:
+                raise SettingError(
+                    "vLLM loads adapters alone, without modules trained in full", key="lora.modules_to_save", remedy="Leave it out."
+                )
         if self.eps_low >= 1:
             raise SettingError(f"must be below 1, got {self.eps_low:g}: a ratio cannot fall below 0", key="eps_low", remedy="0.2 is usual.")
         if self.dual_clip is not None and self.dual_clip <= 1:
@@ -156,6 +190,10 @@ class SamplingRecipe(TrainRecipe):
         out = {"truncation"}
         if self.importance == "none":
             out |= {"importance_max", "importance_min"}
+        if not self.engine.remote:
+            out |= {"ahead_steps"}
+        elif self.engine.urls is not None:
+            out |= {"sampling_slots"}
         if self.kl_target is None:
             out |= {"kl_horizon"}
         if self.beta > 0:  # measured anyway

@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 from tether import prompts, ranks
+from tether.ahead import Source, requests_of, seeds_of, staleness
 from tether.batch import Example
 from tether.chat import encode_prompts
+from tether.engines.choice import remote_source
 from tether.engines.kv import round_up
 from tether.engines.local import Completion, LocalSampler, Request
 from tether.engines.sampling import Sampling
-from tether.engines.together import sample_once, sample_together
+from tether.engines.together import sample_together
 from tether.errors import UserError
 from tether.files import Loaded, Problem
 from tether.masked import all_equal
@@ -128,15 +130,7 @@ class Rollouts:
         self._told_of_cuts = False
         self.sampling = Sampling(max_new_tokens=recipe.max_completion_length, temperature=recipe.temperature)
         longest = max((len(e.prompt) for e in data), default=1) + recipe.max_completion_length
-        # A stated size: what happens to be free would decide who shares a forward pass, and with it the last bits.
-        with policy.whole() as model:
-            self.sampler = LocalSampler(
-                model,
-                policy.codec,
-                precision=policy.precision,
-                slots=recipe.sampling_slots,
-                cache_tokens=recipe.sampling_slots * round_up(longest),
-            )
+        self.sampler = remote_source(recipe, policy, data, self.sampling, run, self.watch) or self._local(longest)
         if self.sampler.notice:
             run.note("slow_sampling", self.sampler.notice)
             run.say(self.sampler.notice)
@@ -148,6 +142,14 @@ class Rollouts:
                 remedy="Lower it, or lower max_length.",
             )
 
+    def _local(self, longest: int) -> LocalSampler:
+        # A stated size: what happens to be free would decide who shares a forward pass, and with it the last bits.
+        slots = self.recipe.sampling_slots
+        with self.policy.whole() as model:
+            return LocalSampler(
+                model, self.policy.codec, precision=self.policy.precision, slots=slots, cache_tokens=slots * round_up(longest)
+            )
+
     def step(self, step: int, rows: Sequence[int]) -> Attempts:
         """The step's groups: `num_generations` attempts at each of the prompts `rows`, scored."""
         kept = self.round(step, 0, rows)
@@ -156,6 +158,8 @@ class Rollouts:
         if getattr(self.recipe, "dynamic_sampling", False):
             groups, kept, more = self._until_enough(step, rows, kept)
         metrics = {**attempt_metrics(kept, groups), **more}
+        if self.recipe.engine.remote:
+            metrics |= staleness(kept, step)
         self._warn_of_cut_answers(step, metrics)
         return Attempts(groups, kept, metrics)
 
@@ -185,7 +189,7 @@ class Rollouts:
         """One round of sampling and scoring."""
         many = self.recipe.groups_per_step * (getattr(self.recipe, "max_sampling_rounds", 1) + 1)
         first = step * many + number * self.recipe.groups_per_step
-        seeds = [f"{self.recipe.seed}/{step}/{number}/{k}" for k in range(len(rows))]
+        seeds = seeds_of(self.recipe, step, number, len(rows))
         return self.attempts([self.data[i] for i in rows], rows, seeds, self.sampling, self.recipe.num_generations, first, step)
 
     def attempts(
@@ -202,8 +206,7 @@ class Rollouts:
         if not examples:
             return []
         with self.watch("sampling"):
-            requests = [Request(e.prompt, sampling, n, seed, str(e.source)) for e, seed in zip(examples, seeds, strict=True)]
-            completions = self._sample(requests)
+            completions, made_by = self._sample(requests_of(examples, seeds, sampling, n), version)
             made = [
                 from_sampled(
                     c,
@@ -212,7 +215,7 @@ class Rollouts:
                     prompt_id=ids[c.request],
                     group=first_group + c.request,
                     codec=self.policy.codec,
-                    policy_version=version,
+                    policy_version=made_by,
                     source=examples[c.request].source,
                     columns=examples[c.request].extra["columns"],
                 )
@@ -223,17 +226,16 @@ class Rollouts:
         self._tell(table)
         return scored
 
-    def _sample(self, requests: Sequence[Request]) -> list[Completion]:
-        """From the weights as they are now; the same list on every rank."""
-        if getattr(self.sampler, "remote", False):
-            self.sampler.refresh()  # on all ranks: each has a part of the weights that are handed over
-            return sample_once(self.sampler, requests)
+    def _sample(self, requests: Sequence[Request], version: int) -> tuple[list[Completion], int]:
+        """From the weights as they are now, or by servers that run ahead, and the version of those weights; the same on every rank."""
+        if isinstance(self.sampler, Source):
+            return self.sampler.sample(requests, version)
         with self.policy.whole():
             self.sampler.refresh()
             completions = sample_together(self.sampler, requests)
             if ranks.size() > 1:
                 self.sampler.refresh()  # what it has copied of the weights would stay beside this rank's part of them
-        return completions
+        return completions, version
 
     def _others(self, step: int, number: int, n: int, tried: set[int]) -> list[int]:
         """`n` more prompts at random: those that the step has not had; when they run out, any, each as seldom as can be."""
@@ -332,20 +334,28 @@ def evaluate(rollouts: Rollouts, held_out: Sequence[Example], step: int) -> dict
     return out
 
 
-def check_sampling(run: Run, sampled: Tensor, trained: Tensor, mask: Tensor, *, precision: str) -> None:
+def check_sampling(run: Run, sampled: Tensor, trained: Tensor, mask: Tensor, *, precision: str, remote: bool = False) -> None:
     """Before anything is learnt: the log-probs kept while sampling are those of the training pass, so ratios begin at 1.
 
-    All (R, T). Raises UserError when they differ by more than rounding: the update would be off by it at every step.
+    All (R, T). Raises UserError when they differ by more than rounding: the update would be off by it at every step. Another program
+    (`remote`) has its own kernels and perhaps its own arithmetic: what bfloat16 explains is reported, and corrected by importance weights.
     """
     gap = (trained - sampled)[mask]
     worst, mean = float(gap.abs().max()), float(gap.abs().mean())
-    limit = SAMPLING_TOLERANCE[precision]
+    limit = SAMPLING_TOLERANCE["bf16" if remote else precision]
     if not math.isfinite(worst) or mean > limit:
+        remedy = "Set precision: fp32; if it stays, this model's sampling and training passes disagree and it cannot be trained so."
+        if remote:
+            remedy = (
+                "The servers compute with another model, or in fewer bits (a quantised one): start them with the model that is trained."
+            )
         raise UserError(
             f"at the start the log-probs of sampling and of training differ by {mean:.2e} nats per token (at most {limit:.0e} expected)",
-            remedy="Set precision: fp32; if it stays, this model's sampling and training passes disagree and it cannot be trained so.",
+            remedy=remedy,
         )
     words = f"start-up check: ratio {float(gap.exp().mean()):.6f} between sampling and training, largest difference {worst:.1e} nats"
+    if remote:
+        words += f", mean {mean:.1e}"
     run.say(words)
     run.note("startup_check", words)
 
@@ -357,7 +367,8 @@ def check_first_step(run: Run, policy: Policy, batch: TokenBatch, old: Tensor, r
     """
     if not bool(batch.mask.any()):
         return False
-    check_sampling(run, batch.sampled_logp, old, batch.mask, precision=policy.precision)
+    remote = run.settings.get("engine", "local") != "local"
+    check_sampling(run, batch.sampled_logp, old, batch.mask, precision=policy.precision, remote=remote)
     if ref is not None:
         rows = batch.active
         check_start(run, old[rows].sum(1), ref[rows].sum(1), batch.mask[rows].sum(1), precision=policy.precision)

@@ -22,8 +22,3 @@ def sample_together(sampler: Sampler, requests: Sequence[Request]) -> list[Compl
     mine = ranks.own([len(r.prompt) + r.n * r.sampling.max_new_tokens for r in requests])[ranks.rank()]
     made = [dataclasses.replace(c, request=mine[c.request]) for c in sampler.sample([requests[i] for i in mine])]
     return sorted((c for part in ranks.gather(made) for c in part), key=lambda c: (c.request, c.sample))
-
-
-def sample_once(sampler: Sampler, requests: Sequence[Request]) -> list[Completion]:
-    """The same from a sampler that every rank would ask in vain a second time, such as a server: the first rank asks for all."""
-    return ranks.share(sampler.sample(requests) if ranks.first() else [])

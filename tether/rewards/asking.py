@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from tether import http_json
 from tether.errors import UserError
 from tether.messages import Message
 
@@ -47,11 +44,9 @@ class Endpoint:
         parallel: int = 8,
         wait_s: float = 1.0,
     ) -> None:
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
+        if not http_json.is_address(url):
             raise UserError(f"{url!r} is no http address", where="url", remedy="Such as http://localhost:8000/v1")
-        if key_env is not None and not os.environ.get(key_env):
-            raise UserError(f"the environment variable {key_env} holds no key", where="key_env", remedy=f"export {key_env}=...")
+        http_json.check_key(key_env, "key_env")
         self.url = url if url.rstrip("/").endswith("/chat/completions") else url.rstrip("/") + "/chat/completions"
         self.model, self.key_env, self.temperature, self.max_tokens = model, key_env, temperature, max_tokens
         self.timeout_s, self.retries, self.parallel, self.wait_s = timeout_s, retries, parallel, wait_s
@@ -68,7 +63,7 @@ class Endpoint:
         for attempt in range(self.retries + 1):
             try:
                 return self._post(conversation)
-            except _Final as error:
+            except http_json.Final as error:
                 self._failed(str(error))
                 return None
             except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
@@ -80,19 +75,7 @@ class Endpoint:
 
     def _post(self, conversation: list[Message]) -> str:
         body = {"model": self.model, "messages": conversation, "temperature": self.temperature, "max_tokens": self.max_tokens}
-        headers = {"Content-Type": "application/json"}
-        if self.key_env is not None:
-            headers["Authorization"] = f"Bearer {os.environ[self.key_env]}"
-        request = urllib.request.Request(self.url, json.dumps(body).encode(), headers, method="POST")
-        try:
-            with _OPENER.open(request, timeout=self.timeout_s) as response:
-                reply = json.loads(response.read(MAX_REPLY))
-        except urllib.error.HTTPError as error:
-            text = f"HTTP {error.code}"
-            error.close()
-            if error.code == 429 or error.code >= 500:
-                raise OSError(text) from None
-            raise _Final(text) from None
+        reply = http_json.ask(self.url, body, timeout_s=self.timeout_s, key_env=self.key_env, limit=MAX_REPLY)
         content = reply["choices"][0]["message"]["content"]
         if not isinstance(content, str):
             raise ValueError("the reply has no text")
@@ -101,18 +84,6 @@ class Endpoint:
     def _failed(self, why: str) -> None:
         with self._lock:
             self.failures = [*self.failures[-19:], why]
-
-
-class _Final(Exception):
-    """A failure that trying again does not mend."""
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
-        return None  # becomes an HTTPError
-
-
-_OPENER = urllib.request.build_opener(_NoRedirect)
 
 
 def local_model(

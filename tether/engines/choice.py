@@ -1,0 +1,113 @@
+"""Who samples in a run: this process, or servers, as the recipe's `engine` says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tether import ranks
+from tether.ahead import Follower, Plan, Remote, Source
+from tether.batch import Example
+from tether.engines.local import end_ids
+from tether.engines.sampling import Sampling
+from tether.engines.server import Server
+from tether.engines.starting import command, start_servers
+from tether.engines.vllm import TRIES, VLLMSampler
+from tether.engines.weights import Weights, base_model, served_dtype
+from tether.errors import UserError
+from tether.http_json import Passing, check_key
+from tether.policy import Policy
+from tether.rl_recipe import SamplingRecipe
+from tether.run import Run
+from tether.stopwatch import Stopwatch
+
+FOLDER = "server"  # in the run directory: weights on their way, logs of servers that were started
+PAUSE_S = 1.0
+
+
+def remote_source(
+    recipe: SamplingRecipe, policy: Policy, data: Sequence[Example], sampling: Sampling, run: Run, watch: Stopwatch
+) -> Source | None:
+    """Servers that sample for the run, met and found fit; None where this process samples. A meeting of all ranks.
+
+    The first rank starts servers and asks them; the others help to gather the weights.
+    """
+    if not recipe.engine.remote:
+        return None
+    check_key(recipe.engine.key_env, "engine.key_env")
+    here = Path(run.folder) / FOLDER
+    weights = Weights(policy, Path(recipe.engine.weights).expanduser() if recipe.engine.weights else here)
+    sampler: Remote = Follower(weights.write)
+    positions = None
+    if ranks.first():
+        servers = _servers(recipe, policy, here, run)
+        _meet(servers, policy, data[0].prompt, recipe.temperature, run)
+        sampler = asking = VLLMSampler(servers, policy.codec, weights, end_ids(policy.model, policy.codec), pause_s=PAUSE_S)
+        positions = asking.positions
+        words = f"answers are sampled by vLLM at {', '.join(s.url for s in servers if s.alive)}"
+        run.note("engine", words)
+        run.say(words)
+
+    def tell(text: str) -> None:
+        run.note("server", text)
+        run.say(f"warning: {text}")
+
+    plan = Plan(recipe, data, sampling)
+    return Source(sampler, plan, ahead=recipe.ahead_steps, positions=ranks.share(positions), watch=watch, tell=tell)
+
+
+def _servers(recipe: SamplingRecipe, policy: Policy, here: Path, run: Run) -> list[Server]:
+    config = recipe.engine
+    if config.urls is not None:
+        return [Server(url, model=config.model, key_env=config.key_env, timeout_s=config.timeout_s) for url in config.urls]
+    model = base_model(policy, here)
+    own = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+
+    def arguments(python: str, port: int) -> list[str]:
+        words = command(
+            python,
+            model,
+            port,
+            dtype=str(served_dtype(policy)).removeprefix("torch."),
+            slots=recipe.sampling_slots,
+            positions=min(recipe.max_length, own or recipe.max_length),
+            lora=recipe.lora.rank if recipe.lora is not None else _rank_of(policy),
+            adapters=recipe.ahead_steps + 1,
+        )
+        return [*words, "--trust-remote-code"] if policy.trust_remote_code else words
+
+    return start_servers(config, arguments, here, whole=_rank_of(policy) is None, say=run.say)
+
+
+def _rank_of(policy: Policy) -> int | None:
+    """Rank of the adapter that is trained, if one is."""
+    from tether.adapters import TRAINED, is_adapted
+
+    return int(policy.model.peft_config[TRAINED].r) if is_adapted(policy.model) else None
+
+
+def _meet(servers: Sequence[Server], policy: Policy, prompt: Sequence[int], temperature: float, run: Run) -> None:
+    """Every server must be fit. One that does not answer is left aside, if another does."""
+    silent = []
+    for server in servers:
+        for number in range(TRIES):
+            try:
+                server.meet(policy.tokenizer, prompt, temperature)
+                break
+            except Passing as error:
+                if number == TRIES - 1:
+                    server.alive = False
+                    silent.append(f"{server.url} ({error})")
+                else:
+                    time.sleep(PAUSE_S * 2**number)
+    if len(silent) == len(servers):
+        raise UserError(
+            f"no vLLM server answers: {'; '.join(silent)}",
+            where="engine.urls",
+            remedy="Start one, or leave urls out and the run starts its own.",
+        )
+    if silent:
+        words = f"these vLLM servers do not answer and are left aside: {'; '.join(silent)}"
+        run.note("server", words)
+        run.say(f"warning: {words}")
