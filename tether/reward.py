@@ -11,6 +11,8 @@ What functions are given, beside the data's own columns (repeated for every comp
     finish_reasons     "stop", "length" or "stop_string"
 
 Threads run the functions, so a script needs no main guard and lambdas are fine; one with `computes = True` is called directly.
+Over several ranks the first one runs them for all. One with `computes = True` is called on every rank with all attempts and must give
+the same values on each: `ModelReward` and a judge in this process share the work out among the ranks.
 Whatever cannot be scored is unscored (NaN in `Scored.matrix`, null in files) and counted; it is never a zero.
 """
 
@@ -26,8 +28,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tether import ranks
 from tether.errors import UserError
-from tether.reward_call import UNSCORED, Returned, arguments, awaited, checked, failed, name_of
+from tether.reward_call import UNSCORED, Call, EventLoop, Returned, name_of
 from tether.rollout import Rollout
 
 RewardFunction = Callable[..., Any]
@@ -159,7 +162,7 @@ class Rewards:
         self.say = say or (lambda text: None)
         self.counters: dict[str, Counter[str]] = {r.name: Counter() for r in self.rewards}
         self._zero = {r.name: 0 for r in self.rewards}  # first steps that were 0 everywhere; -1: seen something else
-        self._loop: _Loop | None = None
+        self._loop: EventLoop | None = None
 
     @property
     def names(self) -> list[str]:
@@ -183,16 +186,17 @@ class Rewards:
             if len(values) != n:
                 raise ValueError(f"{column} has {len(values)} entries for {n} completions")
         offered = {**columns, "prompts": list(prompts), "completions": list(completions)}
-        calls = [_Call(r, offered, n, places, self._event_loop) for r in self.rewards]
+        calls = [Call(r, offered, n, places, self._event_loop) for r in self.rewards]
         # A function that computes with torch runs here: from a second thread it would start processor threads of its own beside those
         # of training, and with more of them than processors every operation's end is a sleep and not a spin, for the rest of the run.
         here = [c for c in calls if getattr(c.reward.function, "computes", False)]
-        for call in calls:
-            if call not in here:
+        elsewhere = [c for c in calls if c not in here]
+        if ranks.first():
+            for call in elsewhere:
                 call.start()
         for call in here:
             call.run()
-        self._wait(calls)
+        self._end(calls if ranks.first() else here, elsewhere)
         notices: list[str] = []
         for call in calls:
             assert call.returned is not None
@@ -242,10 +246,26 @@ class Rewards:
         """One loop for all steps: clients that async functions keep belong to the loop they were made in."""
         with _LOOP_LOCK:
             if self._loop is None:
-                self._loop = _Loop()
+                self._loop = EventLoop()
             return self._loop.loop
 
-    def _wait(self, calls: list[_Call]) -> None:
+    def _end(self, mine: list[Call], elsewhere: list[Call]) -> None:
+        """Wait for `mine`. Over several ranks: what one cannot score ends all, and what the first has run `elsewhere` all are told."""
+        error: UserError | None = None
+        try:
+            self._wait(mine)
+        except UserError as raised:
+            error = raised
+        problems = [p for p in ranks.gather(error and (error.what, error.where, error.remedy)) if p]
+        if problems and error is None:
+            what, where, remedy = problems[0]
+            error = UserError(what, where=where, remedy=remedy)
+        if error is not None:
+            raise error
+        for call, (returned, seconds) in zip(elsewhere, ranks.share([(c.returned, c.seconds) for c in elsewhere]), strict=True):
+            call.returned, call.seconds = returned, seconds
+
+    def _wait(self, calls: list[Call]) -> None:
         told: set[str] = set()
         start = time.monotonic()
         while running := [c for c in calls if not c.done.is_set()]:
@@ -299,62 +319,6 @@ class Rewards:
                     "few completions: is the format asked for in the prompt, opened by the template, or cut off?"
                 )
         return notices
-
-
-class _Call:
-    """One function on one batch, in a thread of its own that never holds up the end of the process."""
-
-    def __init__(
-        self, reward: Reward, offered: dict[str, Any], n: int, places: Sequence[str], loop: Callable[[], asyncio.AbstractEventLoop]
-    ) -> None:
-        self.reward, self.offered, self.n, self.places, self._loop = reward, offered, n, places, loop
-        self.done = threading.Event()
-        self.returned: Returned | None = None
-        self.error: BaseException | None = None
-        self.seconds = 0.0
-
-    def start(self) -> None:
-        threading.Thread(target=self.run, name=f"reward {self.reward.name}", daemon=True).start()
-
-    def run(self) -> None:
-        start = time.monotonic()
-        try:
-            self.returned = checked(self.reward.name, self.n, self._ask(self.offered))
-        except UserError as error:
-            self.error = error
-        except BaseException as error:
-            self.error = failed(self.reward.name, error, self._first_failing_row(), self.places, self.n)
-            self.error.__cause__ = error
-        finally:
-            self.seconds = time.monotonic() - start
-            self.done.set()
-
-    def _ask(self, offered: Mapping[str, Any]) -> Any:
-        positional, keyword = arguments(self.reward.function, self.reward.name, offered)
-        value = self.reward.function(*positional, **keyword)
-        if inspect.isawaitable(value):
-            return asyncio.run_coroutine_threadsafe(awaited(value), self._loop()).result(self.reward.timeout_s + 60)
-        return value
-
-    def _first_failing_row(self) -> int | None:
-        """The function saw all rows at once: ask again, one at a time, to name the row for whoever must mend it."""
-        for i in range(self.n):
-            try:
-                self._ask({k: v[i : i + 1] for k, v in self.offered.items()})
-            except BaseException:
-                return i
-        return None
-
-
-class _Loop:
-    """An event loop in a daemon thread."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, name="reward event loop", daemon=True).start()
-
-    def stop(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
 
 
 _LOOP_LOCK = threading.Lock()

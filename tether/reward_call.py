@@ -7,18 +7,25 @@ is, so bound methods, partials, lambdas and callable objects need no special cas
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import math
 import numbers
+import threading
+import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tether import ranks
 from tether.errors import UserError
 from tether.keys import nearest
+
+if TYPE_CHECKING:
+    from tether.reward import Reward
 
 UNSCORED = math.nan
 WANTED = "Return a list with one number per completion; None where a completion cannot be judged."
@@ -170,16 +177,76 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def failed(name: str, error: BaseException, row: int | None, places: Sequence[str], n: int) -> UserError:
-    """What to say about an exception: the function, the error, the first row it comes from and the line it was raised on."""
+def failed(name: str, error: BaseException, row: int | None, places: Sequence[str], n: int, *, looked: bool = True) -> UserError:
+    """What to say about an exception: the function, the error, the first row it comes from (if that was `looked` for) and the line it was
+    raised on."""
     reason = f"{type(error).__name__}: {error}".rstrip(": ")
     if row is not None:
         on = f"row {row}" + (f" ({places[row]})" if row < len(places) and places[row] else "")
     else:
-        on = f"all {n} rows together (rows 0 to {n - 1}; each alone works)" if n > 1 else "row 0"
+        alone = "; each alone works" if looked else ""
+        on = f"all {n} rows together (rows 0 to {n - 1}{alone})" if n > 1 else "row 0"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).parent != Path(__file__).parent]
     at = f", at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     return UserError(
         f"reward '{name}' raised {reason} on {on}{at}",
         remedy="An error is never scored as 0. Mend the function, or return None for completions that it cannot judge.",
     )
+
+
+class Call:
+    """One function on one batch, in a thread of its own that never holds up the end of the process."""
+
+    def __init__(
+        self, reward: Reward, offered: dict[str, Any], n: int, places: Sequence[str], loop: Callable[[], asyncio.AbstractEventLoop]
+    ) -> None:
+        self.reward, self.offered, self.n, self.places, self._loop = reward, offered, n, places, loop
+        self.done = threading.Event()
+        self.returned: Returned | None = None
+        self.error: BaseException | None = None
+        self.seconds = 0.0
+
+    def start(self) -> None:
+        threading.Thread(target=self.run, name=f"reward {self.reward.name}", daemon=True).start()
+
+    def run(self) -> None:
+        start = time.monotonic()
+        try:
+            self.returned = checked(self.reward.name, self.n, self._ask(self.offered))
+        except UserError as error:
+            self.error = error
+        except BaseException as error:
+            # A function that all ranks run together cannot be asked again by one of them.
+            looked = ranks.size() == 1 or not getattr(self.reward.function, "computes", False)
+            self.error = failed(self.reward.name, error, self._first_failing_row() if looked else None, self.places, self.n, looked=looked)
+            self.error.__cause__ = error
+        finally:
+            self.seconds = time.monotonic() - start
+            self.done.set()
+
+    def _ask(self, offered: Mapping[str, Any]) -> Any:
+        positional, keyword = arguments(self.reward.function, self.reward.name, offered)
+        value = self.reward.function(*positional, **keyword)
+        if inspect.isawaitable(value):
+            return asyncio.run_coroutine_threadsafe(awaited(value), self._loop()).result(self.reward.timeout_s + 60)
+        return value
+
+    def _first_failing_row(self) -> int | None:
+        """The function saw all rows at once: ask again, one at a time, to name the row for whoever must mend it."""
+        for i in range(self.n):
+            try:
+                self._ask({k: v[i : i + 1] for k, v in self.offered.items()})
+            except BaseException:
+                return i
+        return None
+
+
+class EventLoop:
+    """An event loop in a daemon thread."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, name="reward event loop", daemon=True).start()
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)

@@ -25,7 +25,7 @@ from tether.adapters import is_adapted
 from tether.engine import Engine
 from tether.errors import UserError
 from tether.headed import classifier_class, set_pad_token
-from tether.packing import Packed, micro_batches, pack
+from tether.packing import Packed, own_parts, pack
 from tether.policy import options_of, record
 from tether.precision import Precision
 from tether.sharding import Twin
@@ -189,10 +189,11 @@ class ScalarModel:
         examples = self.codec.examples(rendered)
         starts = [0, *itertools.accumulate(len(e.answers) for e in examples)]
         out = torch.zeros(starts[-1])
-        for part in micro_batches(examples, tokens_per_micro_batch):
+        for part in own_parts(examples, tokens_per_micro_batch):
             packed = pack([examples[i] for i in part], device=self.device)
             places = [place for i in part for place in range(starts[i], starts[i + 1])]
             out[torch.tensor(places, dtype=torch.long)] = self.combine(self.scores(packed)).float().cpu()
+        out = ranks.summed(out)  # an answer's score is 0 on all ranks but the one that computed it
         return ((out - self.mean) / self.std if normalised else out).tolist()
 
     # -- trained and kept ----------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """A reward model as a reward: it reads text, by its own tokenizer and its own chat template, never the policy's token ids.
 
 A Tether reward model, its adapter folder, or any folder of a sequence classifier for transformers (decoder or encoder). Several models
-score as one: mean - lcb x spread, so an answer that only one of them likes earns little.
+score as one: mean - lcb x spread, so an answer that only one of them likes earns little. Over several ranks each scores its share of
+the texts and all hold the scores; a Tether reward model is sharded, a classifier is whole on each.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from tether import models
+from tether import models, ranks
 from tether.errors import UserError
 from tether.messages import Message, Text
 from tether.rewards.texts import text_of
@@ -87,7 +88,10 @@ def load(name: str | Path, *, label: int | str | None = None, precision: str = "
                 return Classifier(path, config, label=label, trust_remote_code=trust_remote_code)
     if label is not None:
         raise UserError("only a classifier with several classes has labels", where="label", remedy="Leave it out.")
-    return ScalarModel.load(name, precision=precision, trust_remote_code=trust_remote_code)
+    scalar = ScalarModel.load(name, precision=precision, trust_remote_code=trust_remote_code)
+    if ranks.size() > 1:
+        scalar.shard()
+    return scalar
 
 
 def _has_score_head(path: Path) -> bool:
@@ -117,15 +121,17 @@ class Classifier:
     @torch.no_grad()
     def score_texts(self, texts: Sequence[tuple[Any, Any]], *, normalised: bool = False) -> list[float]:
         """One number for each (prompt, answer). Rows are scored one by one: padding could change them."""
-        out = []
-        for prompt, answer in texts:
-            logits = self.model(**self._encoded(prompt, answer)).logits[0].float()  # (labels,)
+        encoded = [self._encoded(prompt, answer) for prompt, answer in texts]
+        out = torch.zeros(len(texts), dtype=torch.float64)
+        for i in ranks.own([e["input_ids"].shape[1] for e in encoded])[ranks.rank()]:
+            logits = self.model(**encoded[i]).logits[0].float()  # (labels,)
             if self.label is None:
-                out.append(float(logits[0]))
+                out[i] = float(logits[0])
             else:
                 rest = torch.cat([logits[: self.label], logits[self.label + 1 :]])
-                out.append(float(logits[self.label] - torch.logsumexp(rest, 0)))
-        return out
+                out[i] = float(logits[self.label] - torch.logsumexp(rest, 0))
+        scores: list[float] = ranks.summed(out).tolist()
+        return scores
 
     def _encoded(self, prompt: Any, answer: Any) -> dict[str, Any]:
         if isinstance(prompt, str) or not self.tokenizer.chat_template:
