@@ -19,6 +19,8 @@ def sample_together(sampler: Sampler, requests: Sequence[Request]) -> list[Compl
 
     A completion depends on its request alone, so that the shares do not show.
     """
+    if ranks.size() == 1:
+        return sampler.sample(requests)
     mine = ranks.own([len(r.prompt) + r.n * r.sampling.max_new_tokens for r in requests])[ranks.rank()]
     made = [dataclasses.replace(c, request=mine[c.request]) for c in sampler.sample([requests[i] for i in mine])]
     return sorted((c for part in ranks.gather(made) for c in part), key=lambda c: (c.request, c.sample))

@@ -128,7 +128,7 @@ class LocalModel:
 
     `sample` is a `LocalSampler` (or anything with its `sample(requests)`), `codec` the model's `Codec`. A reply depends on
     the conversation, `seed` and how often it was asked in one call, so a resumed run hears the same. A question that leaves no room
-    for a reply gets none; `failures` lists the last of them.
+    for a reply gets none; `failures` lists the last of them. Over several ranks, which all ask the same, each writes its share of the replies.
     """
 
     computes = True
@@ -143,6 +143,7 @@ class LocalModel:
     def __call__(self, conversations: Sequence[list[Message]]) -> list[str | None]:
         from tether.engines.local import Request
         from tether.engines.sampling import Sampling
+        from tether.engines.together import sample_together
 
         sampling = Sampling(max_new_tokens=self.max_tokens, temperature=self.temperature)
         limit = getattr(self.sampler, "positions", None)
@@ -161,6 +162,6 @@ class LocalModel:
                 self.failures = [*self.failures[-19:], words]
         places = list(requests)
         replies: list[str | None] = [None] * len(conversations)
-        for completion in self.sampler.sample(list(requests.values())) if requests else ():
+        for completion in sample_together(self.sampler, list(requests.values())) if requests else ():
             replies[places[completion.request]] = self.codec.decode(completion.tokens)
         return replies
