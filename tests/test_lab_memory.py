@@ -9,7 +9,7 @@ import pytest
 
 from tests.lab_docs import rows_missing
 from tether import cli
-from tether.commands.plan import gib, size_lines
+from tether.commands.plan_lines import gib, size_lines
 from tether.lab import memory as lab
 from tether.lab.memory import CARD, SIZES, cards_for, largest, need_of, sampler_bytes
 from tether.plan_sizes import METHODS, lora_share, needs

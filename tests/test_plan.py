@@ -11,7 +11,7 @@ import torch
 
 from tests.tiny import save_tiny, tiny_config
 from tether import cli, plan, row_lengths
-from tether.commands.plan import plan_lines, size_lines
+from tether.commands.plan_lines import plan_lines, size_lines
 from tether.engine import Engine
 from tether.errors import UserError
 from tether.plan_sizes import lora_share, needs, parse_parameters

@@ -1,7 +1,8 @@
 """What a run will need before it starts: memory by arithmetic on the model's config, time by a short probe on this machine.
 
 Nothing is downloaded or loaded but the config and the tokenizer; the model is built on the meta device, where tensors have
-shapes and no memory. Bytes are of the training process: weights and optimiser are float32 whatever `precision` is.
+shapes and no memory. Bytes are of one training process: weights and optimiser are float32 whatever `precision` is. On several ranks
+each line is the fullest rank's, and what travels between them is added (`plan_traffic.py`).
 """
 
 from __future__ import annotations
@@ -9,48 +10,31 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
+from tether import link as links
 from tether import precision as arithmetic
+from tether.cluster import Cluster
 from tether.errors import UserError
 from tether.hub import first_line, quiet
+from tether.layout import layout_of
 from tether.models import check_source, fetch_smollm2
+from tether.plan_memory import FLOAT, Part, Size, group_tokens, memory, together
+from tether.plan_traffic import Flow, passes_of, samples_elsewhere, seconds_of, traffic
 from tether.precision import Precision
 from tether.probe import Cost, measure
-from tether.recipe import DPORecipe, LoraConfig, PPORecipe, RewardRecipe, TrainRecipe
+from tether.recipe import DPORecipe, LoraConfig, RewardRecipe, TrainRecipe
 from tether.rl_recipe import SamplingRecipe
 from tether.row_lengths import RowLengths
 
-FLOAT = 4
-PROJECTION = 64 * 2**20  # scores of one tile of the vocabulary, their gradient, and what is in passing
-
-
-@dataclass(frozen=True)
-class Size:
-    """A model in numbers."""
-
-    parameters: int
-    trainable: int
-    layers: int
-    hidden: int
-    vocabulary: int
-    kv_bytes_per_token: int  # bfloat16 keys and values, as sampling keeps them
-    adapter: bool
-
-
-@dataclass(frozen=True)
-class Part:
-    """One line of the memory table."""
-
-    name: str
-    bytes: float
-    why: str
+HERE = Cluster()
+MOST_MEASURED = 8  # processes between which the exchange is measured
 
 
 @dataclass(frozen=True)
@@ -63,7 +47,7 @@ class Change:
 
 @dataclass
 class Plan:
-    """What `tether plan` tells."""
+    """What `tether plan` tells: of one rank, where there are several."""
 
     recipe: TrainRecipe
     size: Size
@@ -73,18 +57,26 @@ class Plan:
     disk_bytes: float
     rows: RowLengths | None = None
     steps: int | None = None
-    seconds_per_step: float | None = None
+    compute_seconds: float | None = None  # of a step
+    exchange_seconds: float = 0.0  # between ranks, of a step
     scoring_seconds: float | None = None
+    cluster: Cluster = HERE
+    traffic: list[Flow] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
     def bytes(self) -> float:
-        return sum(part.bytes for part in self.memory)
+        return together(self.memory)
 
     @property
     def fits(self) -> bool:
         return self.bytes <= self.free_bytes
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """With nothing computed while ranks exchange: where they overlap, the longer of the two is the least it takes."""
+        return None if self.compute_seconds is None else self.compute_seconds + self.exchange_seconds
 
     @cached_property
     def seconds(self) -> float | None:
@@ -94,34 +86,84 @@ class Plan:
         return self.steps * self.seconds_per_step + (self.scoring_seconds or 0.0)
 
 
-def plan(recipe: TrainRecipe, rows: RowLengths | None, *, probe: bool = True, say: Callable[[str], None] = print) -> Plan:
+def plan(
+    recipe: TrainRecipe, rows: RowLengths | None, *, cluster: Cluster = HERE, probe: bool = True, say: Callable[[str], None] = print
+) -> Plan:
     """Memory and time of a run. `rows` is what is known of its data; without it rows are taken to be half of max_length."""
     if recipe.model is None:
         raise UserError("no language model is trained, so there is nothing to plan", where="features")
     config, lora = load_config(recipe.model, recipe.lora, trust_remote_code=recipe.trust_remote_code)
-    size = size_of(config, lora, scores_only=isinstance(recipe, RewardRecipe), trust_remote_code=recipe.trust_remote_code)
+    scores_only = isinstance(recipe, RewardRecipe)
+    size = size_of(config, lora, scores_only=scores_only, trust_remote_code=recipe.trust_remote_code, ranks=cluster.ranks)
     kind = arithmetic.choose(recipe.precision)
-    made = Plan(recipe, size, kind, [], free_memory(), _disk(recipe, size), rows)
+    made = Plan(recipe, size, kind, [], _free_for_a_rank(cluster), _disk(recipe, size), rows, cluster=cluster)
     if rows is None:
         made.notes.append("the data is not known, so rows are taken to be half of max_length")
-    costs = _Costs(config, size, isinstance(recipe, RewardRecipe), probe, say, made.notes)
-    made.memory = _memory(recipe, size, kind, costs, rows)
-    tokens = recipe.batch_size * (rows.tokens if rows else recipe.max_length / 2)
+    costs = _Costs(config, size, scores_only, probe, say, made.notes)
+    held = partial(memory, costs=costs, device=cluster.device_bytes is not None, remote=samples_elsewhere(recipe))
+    made.memory = held(recipe, size, kind, rows=rows)
     per_step = recipe.batch_size
     if isinstance(recipe, SamplingRecipe):
         per_step = recipe.groups_per_step
-        tokens = recipe.updates_per_batch * per_step * _group_tokens(recipe, rows.tokens if rows else recipe.max_length / 2)
         made.notes.append("answers are taken to have max_completion_length tokens; sampling and rewards take their time on top")
     made.steps = recipe.max_steps if rows is None else recipe.total_steps(math.ceil(rows.count / per_step))
-    if cost := costs.of(kind):
-        again = 4 / 3 if recipe.gradient_checkpointing else 1.0
-        made.seconds_per_step = cost.seconds.at(size.layers, tokens) * again + cost.update_seconds_per_parameter * size.trainable
-        if isinstance(recipe, DPORecipe) and recipe.has_reference and rows is not None:
-            made.scoring_seconds = cost.seconds.at(size.layers, rows.tokens * rows.count) * cost.forward_share
-        _note_load(made.notes)
+    made.traffic = traffic(recipe, size, kind, rows, remote=samples_elsewhere(recipe))
+    _times(made, costs, say if probe else None)
+    if cluster.ranks > per_step:
+        made.notes.append(
+            f"a step has {per_step} {'groups' if per_step != recipe.batch_size else 'rows'}: the other ranks hold their part of the model and compute nothing"
+        )
     if not made.fits:
-        made.changes = _changes(recipe, size, kind, costs, rows, made.free_bytes, config)
+        made.changes = _changes(recipe, size, kind, held, rows, made.free_bytes, config)
     return made
+
+
+def _times(made: Plan, costs: _Costs, say: Callable[[str], None] | None) -> None:
+    """Of a step: from what the devices are said to do, else from the probe; without `say` nothing is measured."""
+    recipe, rows, size, cluster = made.recipe, made.rows, made.size, made.cluster
+    passes = passes_of(recipe, rows, cluster.ranks)
+    tokens = recipe.batch_size * (rows.tokens if rows else recipe.max_length / 2)  # of all ranks
+    if isinstance(recipe, SamplingRecipe):
+        tokens = recipe.groups_per_step * group_tokens(recipe, rows.tokens if rows else recipe.max_length / 2)
+    updates = recipe.updates_per_batch if isinstance(recipe, SamplingRecipe) else 1
+    trained = tokens * updates * (2 if passes.critic else 1)
+    looked = tokens * sum(bool(n) for n in (passes.looked, passes.reference, passes.critic_looked))
+    before = rows.tokens * rows.count if isinstance(recipe, DPORecipe) and recipe.has_reference and rows is not None else None
+    if cluster.flops is not None:
+        backward = 2 if size.adapter else 4  # a frozen weight has no gradient of its own
+        work = trained * (2 + backward + 2 * recipe.gradient_checkpointing) + 2 * looked
+        made.compute_seconds = work * size.parameters / cluster.ranks / cluster.flops
+        made.scoring_seconds = None if before is None else 2 * before * size.parameters / cluster.ranks / cluster.flops
+    elif cluster.device_bytes is not None and cluster.ranks > 1:
+        made.notes.append("the devices are not this machine's: give --flops, and --bandwidth, for the time of a step")
+    elif cost := costs.of(made.precision):
+        # Ranks without devices share the processors: together they compute at the rate of one.
+        share = 1 / cluster.ranks if torch.cuda.is_available() else 1.0
+        again = 4 / 3 if recipe.gradient_checkpointing else 1.0
+        seconds = cost.seconds.at(size.layers, trained) * again + cost.seconds.at(size.layers, looked) * cost.forward_share
+        made.compute_seconds = share * (seconds + cost.update_seconds_per_parameter * size.trainable)
+        made.scoring_seconds = None if before is None else share * cost.seconds.at(size.layers, before) * cost.forward_share
+        _note_load(made.notes)
+    if cluster.ranks == 1:
+        return
+    link = cluster.link
+    if link is None and cluster.device_bytes is None and say is not None:
+        several = min(cluster.ranks, MOST_MEASURED)
+        say(f"measuring what {several} processes on this machine exchange ...")
+        link = links.measure(several)
+        if several < cluster.ranks:
+            made.notes.append(f"the exchange was measured between {several} processes")
+    if link is None:
+        made.notes.append("the time of the exchange is not counted: give --bandwidth")
+    else:
+        made.cluster = replace(cluster, link=link)
+        made.exchange_seconds = seconds_of(made.traffic, link)
+
+
+def _free_for_a_rank(cluster: Cluster) -> float:
+    if cluster.device_bytes is not None:
+        return cluster.device_bytes
+    return free_memory() if torch.cuda.is_available() else free_memory() / cluster.ranks
 
 
 class _Costs:
@@ -180,12 +222,15 @@ def load_config(name: str | Path, lora: LoraConfig | None, *, trust_remote_code:
         raise UserError(f"the model's config cannot be read: {first_line(error)}", where=str(name)) from error
 
 
-def size_of(config: Any, lora: LoraConfig | None, *, scores_only: bool = False, trust_remote_code: bool = False) -> Size:
+def size_of(config: Any, lora: LoraConfig | None, *, scores_only: bool = False, trust_remote_code: bool = False, ranks: int = 1) -> Size:
     """Counted on the model built without memory, tied weights once, with its adapter if there is one."""
     from transformers import AutoModelForCausalLM
 
     with quiet(), torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    text = config.get_text_config()
+    head = model.get_output_embeddings()
+    without = [] if getattr(text, "tie_word_embeddings", False) or head is None or not scores_only else list(head.parameters())
     if lora is not None:
         import peft
 
@@ -194,16 +239,12 @@ def size_of(config: Any, lora: LoraConfig | None, *, scores_only: bool = False, 
         )
         with quiet(), torch.device("meta"):
             model = peft.get_peft_model(model, adapter)
-    text = config.get_text_config()
-    total = sum(p.numel() for p in model.parameters())
-    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    if scores_only and not getattr(text, "tie_word_embeddings", False):  # a reward model has no vocabulary head
-        head = text.vocab_size * text.hidden_size
-        total, trainable = total - head, trainable if lora else trainable - head
+    layout = layout_of(model, ranks, without=without)  # a reward model has no vocabulary head
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     kv = 2 * text.num_hidden_layers * heads * width * 2
-    return Size(total, trainable, text.num_hidden_layers, text.hidden_size, text.vocab_size, kv, lora is not None)
+    whole = layout.whole
+    return Size(whole.all, whole.trained, text.num_hidden_layers, text.hidden_size, text.vocab_size, kv, lora is not None, layout)
 
 
 def free_memory() -> float:
@@ -213,69 +254,14 @@ def free_memory() -> float:
     return float(psutil.virtual_memory().available)
 
 
-def _memory(recipe: TrainRecipe, size: Size, kind: Precision, costs: _Costs, rows: RowLengths | None) -> list[Part]:
-    longest = rows.longest if rows else recipe.max_length
-    # The fullest micro-batch decides, so a step is taken to be of long rows.
-    tokens = max(longest, min(recipe.tokens_per_micro_batch, recipe.batch_size * longest))
-    if isinstance(recipe, SamplingRecipe):  # a group is never cut: its prompt is computed once
-        group = round(_group_tokens(recipe, rows.longest if rows else recipe.max_length - recipe.max_completion_length))
-        tokens = max(group, min(recipe.tokens_per_micro_batch, recipe.groups_per_step * group))
-    parts = [
-        Part("weights", FLOAT * size.parameters, f"{size.parameters:,} parameters in float32"),
-        Part("gradients", FLOAT * size.trainable, f"{size.trainable:,} trainable parameters in float32"),
-        Part("optimiser", 2 * FLOAT * size.trainable, "AdamW: two float32 numbers for each trainable parameter"),
-        Part("activations", _activations(recipe, size, kind, costs, tokens), f"{tokens:,} tokens in a micro-batch, {kind}"),
-    ]
-    if kind == "bf16":
-        parts.append(Part("copies", 2 * size.parameters, "the weights in bfloat16, for the matmuls"))
-    if not isinstance(recipe, RewardRecipe):
-        head = 0 if size.adapter else FLOAT * size.hidden * size.vocabulary
-        why = f"a tile of {size.vocabulary:,} scores at a time" + ("" if size.adapter else ", and the head's gradient before it is added")
-        parts.append(Part("logits", PROJECTION + head, why))
-    if isinstance(recipe, DPORecipe) and recipe.has_reference:
-        if recipe.reference != "start":
-            parts.append(Part("reference", FLOAT * size.parameters, f"{recipe.reference}, while it scores the data (taken to be as large)"))
-        elif rows is not None:
-            parts.append(Part("reference", 2 * FLOAT * rows.count, "two numbers for each row, worked out before the first step"))
-    if isinstance(recipe, SamplingRecipe):
-        if recipe.has_reference and not size.adapter:
-            parts.append(Part("reference", FLOAT * size.parameters, "a frozen copy"))
-        if isinstance(recipe, PPORecipe) and recipe.critic == "separate":
-            held_by_critic = FLOAT * (size.parameters + 3 * size.trainable)
-            parts.append(Part("critic", held_by_critic, "a model of the policy's size with its gradients and AdamW"))
-        held = min(recipe.batch_size, recipe.sampling_slots) * (recipe.max_completion_length + longest)
-        why = f"keys and values while sampling, {size.kv_bytes_per_token:,} bytes a token"
-        parts.append(Part("sampling", size.kv_bytes_per_token * held, why))
-    parts.append(Part("process", costs.process_bytes, "Python and its libraries, as they are in this process"))
-    return parts
-
-
-def _group_tokens(recipe: SamplingRecipe, prompt: float) -> float:
-    """Computed tokens of a prompt with all its answers at full length."""
-    return prompt + recipe.num_generations * recipe.max_completion_length
-
-
-def _activations(recipe: TrainRecipe, size: Size, kind: Precision, costs: _Costs, tokens: int) -> float:
-    """What the forward pass keeps. Only what grows with the tokens is taken from the probe: copies of weights stand apart."""
-    cost = costs.of(kind)
-    if cost is None:
-        # Without a probe: about 18 numbers of the hidden size for each token and layer, as measured on Llama-like models.
-        layer, rest = 18.0 * size.hidden * (2 if kind == "bf16" else FLOAT), 0.0
-    else:
-        layer, rest = cost.activation_bytes.layer_slope, cost.activation_bytes.rest_slope
-    if not recipe.gradient_checkpointing:
-        return tokens * (size.layers * layer + rest)
-    return tokens * (layer + rest + size.layers * size.hidden * FLOAT)  # one layer at a time, and each layer's input
-
-
 def _changes(
-    recipe: TrainRecipe, size: Size, kind: Precision, costs: _Costs, rows: RowLengths | None, free: float, config: Any
+    recipe: TrainRecipe, size: Size, kind: Precision, held: Callable[..., list[Part]], rows: RowLengths | None, free: float, config: Any
 ) -> list[Change]:
     """Settings to turn, cheapest first, each on top of those before it, until the run fits."""
     changes: list[Change] = []
 
     def need(recipe: TrainRecipe, size: Size, kind: Precision, rows: RowLengths | None) -> float:
-        return sum(part.bytes for part in _memory(recipe, size, kind, costs, rows))
+        return together(held(recipe, size, kind, rows=rows))
 
     now = need(recipe, size, kind, rows)
 
@@ -297,7 +283,8 @@ def _changes(
         return changes
     if not size.adapter:
         adapted = recipe.replace(lora=LoraConfig())
-        lighter = size_of(config, adapted.lora, scores_only=isinstance(recipe, RewardRecipe), trust_remote_code=recipe.trust_remote_code)
+        reward, ranks = isinstance(recipe, RewardRecipe), size.layout.ranks
+        lighter = size_of(config, adapted.lora, scores_only=reward, trust_remote_code=recipe.trust_remote_code, ranks=ranks)
         if turn("lora={}", adapted, lighter, kind, rows):
             return changes
     # bfloat16 keeps smaller activations and a copy of the weights: which weighs more depends on the run.
@@ -305,7 +292,8 @@ def _changes(
     if turn(f"precision={other}", recipe.replace(precision=other), size, other, rows):
         return changes
     shorter, cut = recipe, rows
-    while shorter.max_length > 128 and need(shorter, size, kind, cut) > free:
+    least = max(128, 2 * recipe.max_completion_length) if isinstance(recipe, SamplingRecipe) else 128  # a prompt needs room too
+    while shorter.max_length > least and need(shorter, size, kind, cut) > free:
         shorter = shorter.replace(max_length=shorter.max_length // 2)
         cut = cut.cut(shorter.max_length) if cut else None
     turn(f"max_length={shorter.max_length}", shorter, size, kind, cut)

@@ -19,6 +19,7 @@ class Method:
     trained: int
     frozen: int
     why: str
+    looked: int = 0  # passes without gradient over a step's answers, by whichever model
 
     @property
     def models(self) -> int:
@@ -29,11 +30,11 @@ METHODS = (
     Method("sft", 1, 0, "the policy"),
     Method("reward", 1, 0, "the reward model"),
     Method("dpo", 1, 0, "the policy; the reference's scores are worked out once, before training"),
-    Method("dpo, reference kept", 1, 1, "policy and reference"),
+    Method("dpo, reference kept", 1, 1, "policy and reference", 1),
     Method("grpo, beta 0", 1, 0, "the policy; rewards by rule"),
-    Method("grpo", 1, 1, "policy and reference"),
-    Method("ppo, shared critic", 1, 2, "policy with value head, reference, reward model"),
-    Method("ppo", 2, 2, "policy, critic, reference, reward model"),
+    Method("grpo", 1, 1, "policy and reference", 1),
+    Method("ppo, shared critic", 1, 2, "policy with value head, reference, reward model", 3),
+    Method("ppo", 2, 2, "policy, critic, reference, reward model", 4),
 )
 
 
@@ -46,7 +47,7 @@ class Need:
     lora: float
 
 
-def parse_parameters(text: str) -> float:
+def parse_parameters(text: str, option: str = "--parameters") -> float:
     """
     >>> parse_parameters("7e9"), parse_parameters("135M"), parse_parameters("1.7b")
     (7000000000.0, 135000000.0, 1700000000.0)
@@ -58,7 +59,7 @@ def parse_parameters(text: str) -> float:
     except ValueError:
         number = 0.0
     if number < 1:
-        raise UserError(f"{text!r} is not a number of parameters", where="--parameters", remedy="Write 7e9, 7B or 135M.")
+        raise UserError(f"{text!r} is not a number of parameters", where=option, remedy="Write 7e9, 7B or 135M.")
     return number
 
 
@@ -70,8 +71,11 @@ def lora_share(parameters: float, rank: int = 16) -> float:
     >>> round(lora_share(6.7e9) * 6.7e9 / 1e6)  # a 7B Llama has 40.0 million at rank 16
     39
     """
-    width = (parameters * 128 / 12) ** (1 / 3)
-    return min(1.0, 1.5 * rank / width)
+    return min(1.0, 1.5 * rank / usual_width(parameters))
+
+
+def usual_width(parameters: float) -> float:
+    return (parameters * 128 / 12) ** (1 / 3)
 
 
 def needs(parameters: float, *, frozen_in_half: bool = True) -> Iterator[Need]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tether.commands.plan_lines import plan_lines, rank_size_lines, size_lines
 from tether.errors import UserError
-from tether.progress import duration, say
+from tether.progress import say
 
 if TYPE_CHECKING:
-    from tether.plan import Plan
+    from tether.cluster import Cluster
 
 Words = Annotated[
     list[str] | None,
@@ -30,15 +31,38 @@ def plan(
         str | None, typer.Option(help="By numbers alone: every method for a model of this size, such as 7e9 or 7B.")
     ] = None,
     probe: Annotated[bool, typer.Option(help="Run a few random layers of the model to measure memory and time.")] = True,
+    ranks: Annotated[int | None, typer.Option(help="Plan one of so many ranks, among which the model is cut.")] = None,
+    device_gb: Annotated[
+        float | None, typer.Option(help="Memory of each rank's device in GB (10^9 bytes), where it is not this machine's.")
+    ] = None,
+    flops: Annotated[
+        str | None,
+        typer.Option(help="Operations a second that one rank keeps up in training, such as 4e14; left out, it is measured here."),
+    ] = None,
+    bandwidth: Annotated[
+        str | None, typer.Option(help="Bytes a second that reach one rank, such as 50GB; left out, it is measured between processes here.")
+    ] = None,
+    tokens: Annotated[int | None, typer.Option(help="With --parameters: tokens that a rank trains on in a step.")] = None,
+    layers: Annotated[int | None, typer.Option(help="With --parameters: layers of the model; left out, as is usual for its size.")] = None,
+    hidden: Annotated[int | None, typer.Option(help="With --parameters: width of the model; left out, as is usual for its size.")] = None,
+    active: Annotated[
+        str | None, typer.Option(help="With --parameters: how many of them compute a token, in a mixture of experts.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The figures as JSON.")] = False,
 ) -> None:
     """Memory and time of a run before it starts, and which setting to turn if it does not fit."""
     if parameters is not None:
         if words or model or data:
             raise UserError("--parameters stands alone: it plans a size, not a recipe", where="command line")
-        from tether.plan_sizes import parse_parameters
-
-        typer.echo("\n".join(size_lines(parse_parameters(parameters))))
+        lines = _plan_size(
+            parameters, ranks, device_gb, flops, bandwidth, as_json=as_json, tokens=tokens, layers=layers, hidden=hidden, active=active
+        )
+        typer.echo(lines)
         return
+    for option, value in (("--tokens", tokens), ("--layers", layers), ("--hidden", hidden), ("--active", active)):
+        if value is not None:
+            raise UserError("only acts with --parameters: a recipe says it itself", where=option, remedy="Leave it out.")
+    cluster = _cluster(ranks, device_gb, flops, bandwidth)
     from tether.config import configure, split_words
     from tether.recipe import RECIPES
 
@@ -58,72 +82,70 @@ def plan(
 
         say("reading the data ...")
         rows = row_lengths.sample(recipe, planning.load_tokenizer(recipe.model, trust_remote_code=recipe.trust_remote_code))
-    typer.echo("\n".join(plan_lines(planning.plan(recipe, rows, probe=probe, say=say))))
+    made = planning.plan(recipe, rows, cluster=cluster, probe=probe, say=say)
+    if as_json:
+        from tether.commands.plan_json import plan_json
 
-
-def plan_lines(made: Plan) -> Iterator[str]:
-    """The lines that `tether plan RECIPE` prints."""
-    size, recipe = made.size, made.recipe
-    share = f"{size.trainable / size.parameters:.1%}"
-    yield f"{recipe.command} of {recipe.model}: {size.parameters:,} parameters, {size.trainable:,} of them trained ({share})"
-    yield ""
-    yield "Memory"
-    for part in made.memory:
-        yield f"  {part.name:<12} {gib(part.bytes):>10}   {part.why}"
-    yield f"  {'together':<12} {gib(made.bytes):>10}   {gib(made.free_bytes)} are free: {'it fits' if made.fits else 'it does not fit'}"
-    yield f"  {'on disk':<12} {gib(made.disk_bytes):>10}   {recipe.keep_checkpoints} checkpoints, one being written, and the result"
-    if not any(part.name == "sampling" for part in made.memory):
-        yield f"  {'sampling':<12} {size.kv_bytes_per_token / 1024:>6.0f} KiB   keys and values of each token, when this model answers"
-    if not made.fits:
-        yield ""
-        if made.changes:
-            yield "Turn, in this order, each on top of those before it:"
-            for change in made.changes:
-                verdict = "fits" if change.bytes <= made.free_bytes else "not yet"
-                yield f"  {change.setting:<32} {gib(change.bytes):>10}   {verdict}"
-        if not made.changes or made.changes[-1].bytes > made.free_bytes:
-            yield "No setting makes this model fit here: take a smaller model or a machine with more memory."
-    yield ""
-    yield "Time"
-    if made.rows is not None:
-        rows = made.rows
-        share = f", {rows.trained_share:.0%} trained" if rows.trained_share else ""  # prompts alone have no trained token
-        yield f"  {rows.count:,} rows of {rows.tokens:.0f} tokens on average (longest of the sample {rows.longest}){share}"
-    if made.seconds_per_step is None:
-        yield "  not measured"
+        typer.echo(json.dumps(plan_json(made), indent=1))
     else:
-        yield f"  a step       about {duration_of_step(made.seconds_per_step)}"
-        if made.scoring_seconds is not None:
-            yield f"  reference    about {duration(made.scoring_seconds)}, once; nothing on a second run with the same data"
-        if made.seconds is not None:
-            yield f"  the run      about {duration(made.seconds)} for {made.steps} steps"
-    for note in made.notes:
-        yield f"note: {note}"
+        typer.echo("\n".join(plan_lines(made)))
 
 
-def size_lines(parameters: float) -> Iterator[str]:
-    """The table of `tether plan --parameters N`."""
-    from tether.plan_sizes import lora_share, needs
+def _plan_size(
+    parameters: str,
+    ranks: int | None,
+    device_gb: float | None,
+    flops: str | None,
+    bandwidth: str | None,
+    *,
+    as_json: bool,
+    tokens: int | None,
+    layers: int | None,
+    hidden: int | None,
+    active: str | None,
+) -> str:
+    from tether.plan_sizes import needs, parse_parameters
 
-    yield f"A model of {parameters:,.0f} parameters: weights, gradients and AdamW; activations come on top."
-    yield f"Trained weights are float32, frozen copies bfloat16; LoRA of rank 16 trains about {lora_share(parameters):.2%}."
-    yield ""
-    yield f"  {'method':<20} {'models':>6} {'full':>12} {'LoRA':>12}   held in memory"
-    for need in needs(parameters):
-        method = need.method
-        yield f"  {method.name:<20} {method.models:>6} {gib(need.full):>12} {gib(need.lora):>12}   {method.why}"
+    size = parse_parameters(parameters)
+    of_ranks = {"--device-gb": device_gb, "--flops": flops, "--bandwidth": bandwidth}
+    of_ranks |= {"--tokens": tokens, "--layers": layers, "--hidden": hidden, "--active": active}
+    if ranks is None:
+        for option, value in of_ranks.items():
+            if value is not None:
+                raise UserError("only acts with --ranks where a size is planned", where=option, remedy="Add --ranks, such as --ranks 8.")
+        if not as_json:
+            return "\n".join(size_lines(size))
+        from tether.commands.plan_json import sizes_json
+
+        return json.dumps(sizes_json(size, needs(size)), indent=1)
+    from tether.plan_size_ranks import TOKENS, rank_needs, shape_of
+
+    cluster = _cluster(ranks, device_gb, flops, bandwidth)
+    for option, number in (("--layers", layers), ("--hidden", hidden)):
+        if number is not None and number < 1:
+            raise UserError(f"must be at least 1, got {number}", where=option)
+    shape = shape_of(size, layers, hidden, parse_parameters(active, "--active") if active else None)
+    each = TOKENS if tokens is None else tokens
+    made = list(rank_needs(shape, cluster, each))
+    if not as_json:
+        return "\n".join(rank_size_lines(shape, cluster, each, made))
+    from tether.commands.plan_json import rank_sizes_json
+
+    return json.dumps(rank_sizes_json(shape, cluster, each, made), indent=1)
 
 
-def gib(size: float) -> str:
-    """
-    >>> gib(1.5 * 2**30), gib(300 * 2**20), gib(10 * 2**20), gib(2000)
-    ('1.5 GiB', '300 MiB', '10 MiB', '2 KiB')
-    """
-    for unit, step in (("GiB", 2**30), ("MiB", 2**20)):
-        if size >= step:
-            return f"{size / step:.1f} {unit}" if unit == "GiB" else f"{size / step:.0f} {unit}"
-    return f"{size / 1024:.0f} KiB"
+def _cluster(ranks: int | None, device_gb: float | None, flops: str | None, bandwidth: str | None) -> Cluster:
+    from tether.cluster import Cluster, parse_rate
+    from tether.link import Link
 
-
-def duration_of_step(seconds: float) -> str:
-    return f"{seconds:.2g} s" if seconds < 10 else duration(seconds)
+    if device_gb is not None and not device_gb > 0:
+        raise UserError(f"must be above 0, got {device_gb:g}", where="--device-gb", remedy="Write 80 for a device of 80 GB.")
+    if bandwidth is not None and ranks in (None, 1):
+        raise UserError("only acts with several ranks", where="--bandwidth", remedy="Add --ranks, such as --ranks 8.")
+    rate = parse_rate(bandwidth, "--bandwidth", "50GB or 5e10") if bandwidth else None
+    return Cluster(
+        1 if ranks is None else ranks,
+        None if device_gb is None else device_gb * 1e9,
+        parse_rate(flops, "--flops", "400T or 4e14") if flops else None,
+        None if rate is None else Link(rate, rate),
+    )
