@@ -99,8 +99,10 @@ def save_checkpoint(
 def _new_folder(target: Path) -> Iterator[Path]:
     """A folder beside `target` for all ranks, which the first moves into place once all have written."""
     with atomic.new_folder(target) if ranks.first() else contextlib.nullcontext() as fresh:
-        yield ranks.share(fresh)
-    ranks.share(None)
+        shared: Any = ranks.share(fresh)
+        yield shared
+        ranks.share(None)  # all have written
+    ranks.share(None)  # and it is in place
 
 
 def _write_rest(fresh: Path, step: int, update: dict[str, Any], extra: Mapping[str, Any] | None) -> None:

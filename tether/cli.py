@@ -18,7 +18,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from tether.errors import UserError
+from tether import ranks
+from tether.errors import RankLost, UserError
 
 
 @dataclass(frozen=True)
@@ -139,19 +140,27 @@ def run(words: Sequence[str] | None = None) -> int:
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else 0 if done.code is None else 1
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return _tell(f"error: {error}", 2)
+    except RankLost as error:
+        return _tell(f"error: {error}", 1)
     except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
+        return _tell("stopped", 130)
     except Exception as error:
+        if not ranks.may_speak():
+            return 1
         kept = _keep_traceback(error)
-        print(
-            f"error: {type(error).__name__}: {error}\nThis is a fault in tether, not in your command. The traceback is in {kept}",
-            file=sys.stderr,
+        return _tell(
+            f"error: {type(error).__name__}: {error}\nThis is a fault in tether, not in your command. The traceback is in {kept}", 1
         )
-        return 1
     return 0
+
+
+def _tell(text: str, code: int) -> int:
+    """What ended the command, said by one rank where there are several."""
+    if ranks.may_speak():
+        print(text, file=sys.stderr)
+        ranks.verdict(code)
+    return code
 
 
 def _keep_traceback(error: Exception) -> Path:

@@ -21,3 +21,7 @@ class UserError(Exception):
         if remedy:
             text += remedy if text.endswith("\n") else f" {remedy}"
         super().__init__(text)
+
+
+class RankLost(Exception):
+    """Another rank is gone, and the run cannot go on without it: told in one sentence, exit code 1."""

@@ -142,7 +142,7 @@ class Loop:
         self.run.truncate(self.step)
         self.first_step = self.step
         self.progress = Progress(self.total_steps, self.title, start=self.step, every=self.recipe.log_every).__enter__()
-        self.trackers = Trackers(self.recipe.trackers, self.run)
+        self.trackers = Trackers(self.recipe.trackers if ranks.first() else [], self.run)
         self.interrupt = Interrupt().__enter__()
         return self
 
@@ -159,7 +159,8 @@ class Loop:
             yield self.step
             if self.recipe.keep_checkpoints and (self.step % self.recipe.save_steps == 0 or self.step == self.total_steps):
                 self._save()
-            if self.interrupt.requested and self.step < self.total_steps:
+            # Every rank stops at the same step, whichever of them was told.
+            if any(ranks.gather(self.interrupt.requested)) and self.step < self.total_steps:
                 self._save()
                 raise Interrupted(f"stopped at step {self.step} of {self.total_steps}; continue with: tether resume {self.run.folder}")
         if self.recipe.keep_checkpoints:

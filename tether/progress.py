@@ -32,10 +32,13 @@ SHOWN = {
 # The first of many things done side by side says nothing of the rest: no time left is shown until one of the two is reached: seconds, share done.
 SOON_S, EARLY = 20.0, 0.02
 _open: list[Progress] = []  # the bars on the screen, innermost last
+silent = False  # in a process that leaves the word to another
 
 
 def say(message: str, *, stream: TextIO | None = None) -> None:
     """Print a line without breaking a bar that is on the screen."""
+    if silent:
+        return
     if stream is None and _open and _open[-1].bar is not None:
         _open[-1].bar.console.print(message, markup=False, highlight=False, soft_wrap=True)
     else:
@@ -71,7 +74,7 @@ class Progress:
     def __enter__(self) -> Progress:
         self._began = time.monotonic()
         # One bar at a time: a phase within a phase prints lines, which `say` places above the bar.
-        if self.stream.isatty() and not _open:
+        if self.stream.isatty() and not _open and not silent:
             self.bar = _bar(self.stream, self.title, self.total)
             self.bar.start()
             self._task = self.bar.add_task(self.title, total=self.total, completed=self.start, numbers="", left="")

@@ -9,17 +9,21 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from tether.peers import Peers
+
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)
 TIMEOUT = datetime.timedelta(hours=6)  # rank 0 may score rewards for long; a rank that died is noticed by its processes, not by this
 
 _values: Any = None  # the group over which python values travel; None: alone
+peers: Peers | None = None  # the other processes, also after they have parted
 
 
 def size() -> int:
@@ -53,7 +57,7 @@ def wanted() -> int:
 @contextlib.contextmanager
 def joined() -> Iterator[None]:
     """Within, this process is one of the ranks that torchrun has started. Does nothing when there is one, or when they are joined already."""
-    global _values
+    global _values, peers
     if wanted() == 1 or _values is not None:
         yield
         return
@@ -63,14 +67,32 @@ def joined() -> Iterator[None]:
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    from tether.peers import Peers
+
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
     _values = dist.new_group(backend="gloo", timeout=TIMEOUT) if cuda else dist.group.WORLD
+    peers = Peers(rank(), gather((rank(), socket.gethostname(), os.getpid())), dist.distributed_c10d._get_default_store())
     try:
-        yield
-        dist.barrier(_values)  # nobody closes a connection that another still reads from
+        with peers.watched():
+            yield
+            dist.barrier(_values)  # nobody closes a connection that another still reads from
+            peers.leave()
     finally:
         _values = None
         dist.destroy_process_group()
+
+
+def may_speak() -> bool:
+    """Whether what went wrong here is this rank's to tell. Alone, always."""
+    return peers is None or peers.claim()
+
+
+def verdict(code: int) -> None:
+    """Leave the exit code for whoever started the ranks; the one that speaks does."""
+    if peers is not None:
+        from tether.peers import leave_verdict
+
+        leave_verdict(code)
 
 
 # -- values ------------------------------------------------------------------------------------------------------------

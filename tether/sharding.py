@@ -52,8 +52,9 @@ def shard(modules: Sequence[nn.Module], layers: Sequence[nn.Module]) -> Root:
 def release(root: Root) -> None:
     """After a pass that has no backward pass: give the outermost group back, or the next pass would find it as it was."""
     for module in root.modules():
-        if hasattr(module, "reshard"):
-            module.reshard()
+        reshard: Any = getattr(module, "reshard", None)
+        if reshard is not None:
+            reshard()
 
 
 def sharded(tensor: Tensor) -> bool:

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from tether import stats
+from tether import ranks, stats
 from tether.algorithms.feature_rows import FeaturePair, load_feature_pairs
 from tether.atomic import write_file
 from tether.batch import DataOrder
@@ -132,7 +132,8 @@ def train(recipe: RewardRecipe, run: Run) -> dict[str, Any]:
     }
     if held_out:
         summary["held_out"] = evaluate(model, held_out)
-    model.save(run.folder / "model")
+    if ranks.first():
+        model.save(run.folder / "model")
     return run.finish(summary)
 
 

@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from tether import ranks
 from tether.run import Run
 
 
-def resume(run: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")]) -> None:
+def resume(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")],
+    n: Annotated[
+        int | None, typer.Option("--ranks", help="Processes on this machine that share the work, by torchrun.", metavar="N")
+    ] = None,
+) -> None:
     """Continue a run that was stopped: same recipe, same rows, same numbers as if it had not been."""
-    from tether.commands.train import go
+    from tether.commands.train import go, launched, several, shared_run
 
-    with Run.open(at_home(run)) as opened:
-        if opened.finished:
-            opened.say(f"{run} is finished already; its model is {opened.folder / 'model'}")
-            return
-        opened.lock()
-        saved = opened.checkpoints()
-        opened.say(f"continuing from {saved[-1]}" if saved else f"{run} has no checkpoint yet; starting it again from step 0")
-        go(opened)
+    if several(n):
+        raise typer.Exit(launched(["resume", str(run)], n))
+    with ranks.joined() if ranks.wanted() > 1 else contextlib.nullcontext():
+        folder = at_home(run)
+        with shared_run(lambda: _opened(folder), folder) as opened:
+            if ranks.share(opened.finished):
+                opened.say(f"{run} is finished already; its model is {opened.folder / 'model'}")
+                return
+            saved = opened.checkpoints()
+            opened.say(f"continuing from {saved[-1]}" if saved else f"{run} has no checkpoint yet; starting it again from step 0")
+            go(opened)
+
+
+def _opened(folder: Path) -> Run:
+    run = Run.open(folder)
+    if not run.finished:
+        run.lock()
+    return run
 
 
 def at_home(run: Path) -> Path:

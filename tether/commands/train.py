@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 import warnings
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from tether import ranks
 from tether.errors import UserError
 from tether.run import Run
 
@@ -27,45 +31,89 @@ Words = Annotated[
 Model = Annotated[str | None, typer.Option("--model", help="The model to start from (the setting `model`).")]
 Data = Annotated[str | None, typer.Option("--data", help="Training rows (the setting `data`).")]
 RunFolder = Annotated[str | None, typer.Option("--run", help="The run directory (the setting `run`).")]
+Ranks = Annotated[int | None, typer.Option("--ranks", help="Processes on this machine that share the work, by torchrun.", metavar="N")]
 Steps = Annotated[int | None, typer.Option("--steps", help="Stop after so many optimiser steps (the setting `max_steps`).")]
 
 
-def sft(words: Words = None, model: Model = None, data: Data = None, run: RunFolder = None, steps: Steps = None) -> None:
+def sft(
+    words: Words = None, model: Model = None, data: Data = None, run: RunFolder = None, steps: Steps = None, ranks: Ranks = None
+) -> None:
     """Raise the likelihood of given answers (supervised fine-tuning)."""
-    train("sft", words, model=model, data=data, run=run, max_steps=steps)
+    train("sft", words, ranks, model=model, data=data, run=run, max_steps=steps)
 
 
-def reward(words: Words = None, model: Model = None, data: Data = None, run: RunFolder = None, steps: Steps = None) -> None:
+def reward(
+    words: Words = None, model: Model = None, data: Data = None, run: RunFolder = None, steps: Steps = None, ranks: Ranks = None
+) -> None:
     """Learn from comparisons to give an answer one number (a reward model)."""
-    train("reward", words, model=model, data=data, run=run, max_steps=steps)
+    train("reward", words, ranks, model=model, data=data, run=run, max_steps=steps)
 
 
-def dpo(words: Words = None, model: Model = None, data: Data = None, run: RunFolder = None, steps: Steps = None) -> None:
+def dpo(
+    words: Words = None, model: Model = None, data: Data = None, run: RunFolder = None, steps: Steps = None, ranks: Ranks = None
+) -> None:
     """Learn from pairs of answers without a reward model (DPO and its family)."""
-    train("dpo", words, model=model, data=data, run=run, max_steps=steps)
+    train("dpo", words, ranks, model=model, data=data, run=run, max_steps=steps)
 
 
-def grpo(words: Words = None, model: Model = None, data: Data = None, run: RunFolder = None, steps: Steps = None) -> None:
+def grpo(
+    words: Words = None, model: Model = None, data: Data = None, run: RunFolder = None, steps: Steps = None, ranks: Ranks = None
+) -> None:
     """Sample several answers to a prompt and learn from which did better (GRPO and the methods around it)."""
-    train("grpo", words, model=model, data=data, run=run, max_steps=steps)
+    train("grpo", words, ranks, model=model, data=data, run=run, max_steps=steps)
 
 
-def ppo(words: Words = None, model: Model = None, data: Data = None, run: RunFolder = None, steps: Steps = None) -> None:
+def ppo(
+    words: Words = None, model: Model = None, data: Data = None, run: RunFolder = None, steps: Steps = None, ranks: Ranks = None
+) -> None:
     """Sample answers and learn from their rewards with a critic (PPO)."""
-    train("ppo", words, model=model, data=data, run=run, max_steps=steps)
+    train("ppo", words, ranks, model=model, data=data, run=run, max_steps=steps)
 
 
-def train(command: str, words: list[str] | None, **flags: Any) -> None:
-    """Make the recipe, open a new run directory, run the command's algorithm in it."""
+def train(command: str, words: list[str] | None, n: int | None = None, **flags: Any) -> None:
+    """Make the recipe, open a new run directory, run the command's algorithm in it; on `n` ranks if that is asked for."""
     from tether.config import configure, split_words
 
     file, overrides = split_words(words or [])
-    configured = configure(file, overrides, command=command, flags=flags)
-    with Run.create(configured.folder, configured.recipe, command) as run:
-        for note in configured.notes:
-            run.say(f"note: {note}")
-            run.note("setting", note)
-        go(run)
+    with ranks.joined() if ranks.wanted() > 1 else contextlib.nullcontext():
+        configured = configure(file, overrides, command=command, flags=flags)
+        if several(n):
+            options = [f"{name}={value}" for name, value in flags.items() if value is not None]
+            raise typer.Exit(launched([command, *(words or []), *options], n))
+        folder = ranks.share(configured.folder)
+        with shared_run(lambda: Run.create(folder, configured.recipe, command), folder) as run:
+            for note in configured.notes:
+                run.say(f"note: {note}")
+                run.note("setting", note)
+            go(run)
+
+
+def several(n: int | None) -> bool:
+    """Whether the command has to start ranks: not when it is one of them."""
+    return n is not None and n != 1 and ranks.wanted() == 1
+
+
+def launched(words: list[str], n: int | None) -> int:
+    from tether.launch import launch
+
+    return launch(words, n or 1)
+
+
+def shared_run(open_run: Callable[[], Run], folder: Path) -> Run:
+    """The run on every rank: the first opens it, the others follow."""
+    if ranks.first():
+        run = open_run()
+        ranks.share(None)
+    else:
+        from tether import progress
+        from tether.follower import Follower
+
+        progress.silent = True
+        ranks.share(None)
+        run = Follower.open(folder)
+    if ranks.peers is not None:
+        ranks.peers.folder = str(folder)
+    return run
 
 
 def go(run: Run) -> None:
@@ -81,7 +129,9 @@ def go(run: Run) -> None:
     try:
         summary = algorithm.train(recipe, run)
     except Interrupted as stopped:
-        print(stopped, file=sys.stderr)
+        if ranks.may_speak():
+            print(stopped, file=sys.stderr)
+            ranks.verdict(130)
         raise typer.Exit(130) from None
     except UserError as error:
         run.note("error", str(error))
@@ -91,4 +141,5 @@ def go(run: Run) -> None:
         raise
     steps = f"{summary['steps']} step{'' if summary['steps'] == 1 else 's'}; " if "steps" in summary else ""
     run.say(f"done: {steps}look at it with: tether report {run.folder}")
-    print(run.folder / "model")
+    if ranks.first():
+        print(run.folder / "model")
