@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from tether.errors import RankLost
+from tether.errors import RankLost, UserError
 
 EVERY_S, PAUSE_S = 0.5, 1.0  # between two looks; for a rank that ends with a word of its own to say it
 VERDICT = "TETHER_VERDICT"  # a file in which the rank that spoke leaves its exit code, for whoever started the ranks
@@ -45,6 +45,8 @@ class Peers:
             yield
         except BaseException as error:
             # While the connections still stand: when they close, the others will have something to say, too.
+            if self.rank and isinstance(error, UserError):
+                time.sleep(PAUSE_S / 2)  # where all have found the same mistake the first tells it, after what it has said before
             lost = None if isinstance(error, (KeyboardInterrupt, SystemExit)) else self._lost_soon(error)
             self.claim()
             if lost is not None:

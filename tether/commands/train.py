@@ -96,7 +96,7 @@ def several(n: int | None) -> bool:
 def launched(words: list[str], n: int | None) -> int:
     from tether.launch import launch
 
-    return launch(words, n or 1)
+    return launch(words, 1 if n is None else n)
 
 
 def shared_run(open_run: Callable[[], Run], folder: Path) -> Run:

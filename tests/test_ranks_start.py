@@ -1,0 +1,154 @@
+"""Ranks as a user starts and loses them: `--ranks`, torchrun, Ctrl-C, a mistake, a rank that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from tests.ranks_runs import gap
+from tests.tiny import save_tiny
+from tests.whole_runs import rows_for, write_rows
+from tether.run import Run
+
+ROOT = Path(__file__).parents[1]
+LIMIT_S = 120.0  # for processes to start on a busy machine
+ENDED_S = 30.0  # for all ranks to end when one is gone
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("ranks")
+    settings = {
+        "command": "sft", "model": str(save_tiny(root / "model")), "data": str(write_rows(root / "rows.jsonl", rows_for("sft"))),
+        "max_steps": 6, "save_steps": 2, "batch_size": 6, "learning_rate": 1e-3, "precision": "fp32", "trackers": [], "log_every": 1,
+    }  # fmt: skip
+    path = root / "recipe.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+class Command:
+    """`tether WORDS` in a process of its own, in a session of its own."""
+
+    def __init__(self, *words: str, launcher: tuple[str, ...] = ()) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", *launcher, *(() if launcher else ("tether",)), *words],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True,
+        )  # fmt: skip
+
+    def end(self, within: float = LIMIT_S) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=within)
+        return self.process.returncode, out, err
+
+    def ranks(self) -> list[psutil.Process]:
+        """The workers, by process id: the first was started first."""
+        found = [p for p in psutil.Process(self.process.pid).children(recursive=True) if "--ranks" not in p.cmdline() and "sft" in p.cmdline()]
+        return sorted(found, key=lambda p: p.pid)
+
+    def wait_for(self, run: Path, steps: int) -> None:
+        """Until so many steps are done."""
+        deadline = time.monotonic() + LIMIT_S
+        while not ((run / "metrics.jsonl").exists() and len((run / "metrics.jsonl").read_text().splitlines()) >= steps):
+            assert self.process.poll() is None, self.end()
+            assert time.monotonic() < deadline, "no step was made"
+            time.sleep(0.1)
+
+
+def sentences(err: str) -> list[str]:
+    return [line for line in err.splitlines() if line.startswith("error:")]
+
+
+def test_two_ranks_make_one_run_and_speak_once(recipe: Path, tmp_path: Path) -> None:
+    """The same by `--ranks`, by torchrun and with one process."""
+    started = {
+        "ranks": Command("sft", str(recipe), "--run", str(tmp_path / "ranks"), "--ranks", "2"),
+        "torchrun": Command(
+            "--nproc-per-node", "2", "--standalone", "-m", "tether", "sft", str(recipe), "--run", str(tmp_path / "torchrun"),
+            launcher=("torch.distributed.run",),
+        ),
+        "one": Command("sft", str(recipe), "--run", str(tmp_path / "one")),
+    }  # fmt: skip
+    for name, command in started.items():
+        code, out, err = command.end()
+        assert (code, out.split()) == (0, [str(tmp_path / name / "model")]), err
+        assert err.count("sft 6/6") == 1
+        assert "Traceback" not in err and "Warning" not in err
+        run = Run.open(tmp_path / name)
+        assert [m["step"] for m in run.metrics()] == [1, 2, 3, 4, 5, 6]
+        assert run.finished
+    assert gap(tmp_path / "ranks/model", tmp_path / "one/model") <= 1e-5
+    assert gap(tmp_path / "torchrun/model", tmp_path / "one/model") <= 1e-5
+
+
+def test_a_mistake_is_told_once_with_exit_code_2(recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken/file").write_text("mine")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": 1}\n')
+    wrong = [
+        (("--run", str(tmp_path / "taken")), "is not empty"),  # the first rank alone notices
+        (("--run", str(tmp_path / "rows"), f"data={tmp_path / 'rows.jsonl'}"), "rows.jsonl"),  # all do
+    ]
+    started = [(Command("sft", str(recipe), *words, "--ranks", "2"), told) for words, told in wrong]
+    for command, told in started:
+        code, out, err = command.end()
+        assert (code, out) == (2, ""), err
+        assert len(sentences(err)) == 1 and told in err
+        assert "Traceback" not in err
+    assert (tmp_path / "taken/file").read_text() == "mine"
+
+
+def test_settings_are_checked_before_any_rank_is_started(recipe: Path) -> None:
+    code, _, err = Command("sft", str(recipe), "batchsize=3", "--ranks", "2").end()
+    assert code == 2 and len(sentences(err)) == 1
+    code, _, err = Command("sft", str(recipe), "--ranks", "0").end()
+    assert code == 2 and "--ranks" in err
+
+
+def test_an_interrupt_stops_all_at_one_step_and_the_run_goes_on(recipe: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = Command("sft", str(recipe), "--run", str(run), "--ranks", "2", "max_steps=2000")
+    command.wait_for(run, 2)
+    command.process.send_signal(signal.SIGINT)
+    code, _, err = command.end()
+    assert code == 130, err
+    assert err.count(f"continue with: tether resume {run}") == 1
+    done = len(Run.open(run).metrics())
+    assert [int(p.name) for p in Run.open(run).checkpoints()][-1] == done
+    (run / "recipe.yaml").write_text((run / "recipe.yaml").read_text().replace("max_steps: 2000", f"max_steps: {done + 3}"))
+    code, _, err = Command("resume", str(run)).end()  # on one rank
+    assert code == 0, err
+    assert len(Run.open(run).metrics()) == done + 3
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_rank_that_is_killed_ends_all_with_one_sentence(recipe: Path, tmp_path: Path, killed: int) -> None:
+    run = tmp_path / "run"
+    command = Command("sft", str(recipe), "--run", str(run), "--ranks", "2", "max_steps=2000")
+    command.wait_for(run, 3)
+    workers = command.ranks()
+    assert len(workers) == 2
+    workers[killed].kill()
+    began = time.monotonic()
+    code, out, err = command.end(ENDED_S)
+    assert time.monotonic() - began < ENDED_S
+    assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in workers)
+    assert (code, out) == (1, "")
+    assert len(sentences(err)) == 1, err
+    assert f"(process {workers[killed].pid}) is gone" in err
+    assert f"tether resume {run} --ranks 2" in err
+    assert "Traceback" not in err and "RuntimeError" not in err
+    if killed == 1:
+        steps = len(Run.open(run).metrics()) + 3
+        (run / "recipe.yaml").write_text((run / "recipe.yaml").read_text().replace("max_steps: 2000", f"max_steps: {steps}"))
+        code, _, err = Command("resume", str(run), "--ranks", "2").end()
+        assert code == 0, err
+        assert [m["step"] for m in Run.open(run).metrics()] == list(range(1, steps + 1))
