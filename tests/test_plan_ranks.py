@@ -122,7 +122,9 @@ def test_a_device_has_its_own_memory_and_this_machine_shares_its_own(tiny: Path,
     assert planned(recipe, 4).free_bytes == 1e9 / 4
     made = planned(recipe, 4, device_bytes=80e9)
     assert made.free_bytes == 80e9
-    assert "process" not in by_name(made)
+    assert not {"process", "loaded"} & set(by_name(made))
+    assert any("the whole model in main memory" in note for note in made.notes)
+    assert by_name(planned(recipe, 4))["loaded"] == 4 * TOTAL
 
 
 def test_what_does_not_fit_because_of_sampling_is_said_to_be_so(tiny: Path) -> None:
@@ -337,7 +339,11 @@ def test_the_command_plans_ranks_and_speaks_json(tiny: Path, tmp_path: Path, cap
         assert text in told
     assert cli.run([*words, "--flops", "1e9", "--bandwidth", "1GB", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["bytes"] == pytest.approx(sum(part["bytes"] for part in found["memory"]))
+    phases = {part["phase"]: 0.0 for part in found["memory"]}
+    for part in found["memory"]:
+        phases[part["phase"]] += part["bytes"]
+    assert set(phases) == {"always", "starting", "training"}
+    assert found["bytes"] == phases["always"] + max(phases["starting"], phases["training"])
     assert found["received_bytes"] == sum(flow["bytes"] for flow in found["traffic"])
     assert found["seconds_per_step"] == found["compute_seconds"] + found["exchange_seconds"]
     assert found["cluster"] == {"ranks": 2, "device_bytes": None, "flops": 1e9, "link": {"gathered": 1e9, "summed": 1e9, "latency": 0.0}}

@@ -109,6 +109,11 @@ def plan(
     made.steps = recipe.max_steps if rows is None else recipe.total_steps(math.ceil(rows.count / per_step))
     made.traffic = traffic(recipe, size, kind, rows, remote=samples_elsewhere(recipe))
     _times(made, costs, say if probe else None)
+    if cluster.ranks > 1 and cluster.device_bytes is not None:
+        loaded = FLOAT * size.parameters / 2**30
+        made.notes.append(
+            f"as it starts, each rank has the whole model in main memory: {loaded:.1f} GiB; the first has it again when it saves"
+        )
     if cluster.ranks > per_step:
         made.notes.append(
             f"a step has {per_step} {'groups' if per_step != recipe.batch_size else 'rows'}: the other ranks hold their part of the model and compute nothing"

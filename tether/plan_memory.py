@@ -20,7 +20,7 @@ from tether.row_lengths import RowLengths
 FLOAT, HALF = 4, 2
 PROJECTION = 64 * 2**20  # scores of one tile of the vocabulary, their gradient, and what is in passing
 
-Phase = Literal["always", "training", "sampling"]
+Phase = Literal["always", "starting", "training", "sampling"]
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,11 @@ class Costs(Protocol):
 
 
 def together(parts: list[Part]) -> float:
-    """Bytes at the fuller of the two phases."""
-    phases = {phase: sum(part.bytes for part in parts if part.phase == phase) for phase in ("always", "training", "sampling")}
-    return phases["always"] + max(phases["training"], phases["sampling"])
+    """Bytes at the fullest of the phases."""
+    phases: dict[Phase, float] = {"always": 0.0, "starting": 0.0, "training": 0.0, "sampling": 0.0}
+    for part in parts:
+        phases[part.phase] += part.bytes
+    return phases.pop("always") + max(phases.values())
 
 
 def memory(
@@ -98,6 +100,10 @@ def memory(
     if isinstance(recipe, SamplingRecipe) and not remote:
         parts += _sampler(recipe, size, kind, rows, sampling)
     if not device:
+        if several:
+            parts.append(
+                Part("loaded", FLOAT * size.parameters, "the whole model, float32, until each rank has cut out its part", "starting")
+            )
         parts.append(Part("process", costs.process_bytes, "Python and its libraries, as they are in this process"))
     return parts
 
