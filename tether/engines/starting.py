@@ -32,7 +32,8 @@ def command(
     python: str, model: str, port: int, *, dtype: str, slots: int, positions: int | None, lora: int | None, adapters: int
 ) -> list[str]:
     """How a server is started; `lora` is the rank of the adapters, `adapters` how many are sampled with at the same time."""
-    out = [python, "-m", "vllm.entrypoints.cli.main", "serve", model, "--served-model-name", SERVED]
+    # Not `vllm serve`: that asks for the version of a package "vllm", and the build for CPUs has another name.
+    out = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", SERVED]
     out += ["--host", "127.0.0.1", "--port", str(port), "--dtype", dtype, "--max-num-seqs", str(slots)]
     out += ["--enable-prefix-caching", "--generation-config", "vllm", *NEEDED.split()]
     if positions is not None:

@@ -14,6 +14,7 @@ from tether.hub import first_line
 from tether.recipe import RECIPES, RewardRecipe, TrainRecipe
 from tether.verify import equal, exact, losses, tokens, training
 from tether.verify.check import Check, Found, LeftOut, judged
+from tether.verify.sampled import sampled_here
 from tether.verify.subject import Subject, make
 
 
@@ -50,6 +51,7 @@ def verify(recipe: TrainRecipe, on_notes: Callable[[list[str]], None], on_check:
     UserError for data or a model that is there and cannot be used.
     """
     done = []
+    recipe = sampled_here(recipe)
     with tempfile.TemporaryDirectory(prefix="tether-verify-") as folder:
         bare = isinstance(recipe, RewardRecipe) and recipe.features is not None
         subject: Any = _Bare(recipe) if bare else make(recipe, Path(folder))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tether.engines.local import Completion, Request
+from tether.recipe import TrainRecipe
 from tether.reward import Reward, Rewards
 from tether.rl_recipe import SamplingRecipe
 from tether.rollout import Rollout, View, from_sampled
@@ -35,6 +36,13 @@ def judges() -> Rewards:
         raise AssertionError("nobody asks for these rewards")
 
     return Rewards([Reward(unasked, name, weight) for name, weight in zip("ab", WEIGHTS, strict=True)])
+
+
+def sampled_here(recipe: TrainRecipe) -> TrainRecipe:
+    """The recipe with its sampler in this process: what servers answer is checked where a run begins, against its own training pass."""
+    if isinstance(recipe, SamplingRecipe) and recipe.engine.remote:
+        return recipe.replace(engine="local", ahead_steps=0, importance=recipe.importance)
+    return recipe
 
 
 def sample(subject: Subject) -> list[Completion]:
