@@ -28,7 +28,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("ranks")
     settings = {
         "command": "sft", "model": str(save_tiny(root / "model")), "data": str(write_rows(root / "rows.jsonl", rows_for("sft"))),
-        "max_steps": 6, "save_steps": 2, "batch_size": 6, "learning_rate": 1e-3, "precision": "fp32", "trackers": [], "log_every": 1,
+        "max_steps": 6, "save_steps": 2, "batch_size": 6, "learning_rate": 3e-4, "precision": "fp32", "trackers": [], "log_every": 1,
     }  # fmt: skip
     path = root / "recipe.yaml"
     path.write_text(yaml.safe_dump(settings))
@@ -72,7 +72,7 @@ def test_two_ranks_make_one_run_and_speak_once(recipe: Path, tmp_path: Path) -> 
     started = {
         "ranks": Command("sft", str(recipe), "--run", str(tmp_path / "ranks"), "--ranks", "2"),
         "torchrun": Command(
-            "--nproc-per-node", "2", "--standalone", "-m", "tether", "sft", str(recipe), "--run", str(tmp_path / "torchrun"),
+            "--nproc-per-node", "2", "--standalone", "-m", "tether", "sft", str(recipe), f"run={tmp_path / 'torchrun'}",
             launcher=("torch.distributed.run",),
         ),
         "one": Command("sft", str(recipe), "--run", str(tmp_path / "one")),
