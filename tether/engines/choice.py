@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
+
 from tether import ranks
+from tether.adapters import TRAINED, is_adapted
 from tether.ahead import Follower, Plan, Remote, Source
 from tether.batch import Example
 from tether.engines.local import end_ids
@@ -24,6 +29,7 @@ from tether.stopwatch import Stopwatch
 
 FOLDER = "server"  # in the run directory: weights on their way, logs of servers that were started
 PAUSE_S = 1.0
+OTHER_WEIGHTS = 0.5  # nats on average over the likeliest tokens, which no rounding makes of one model
 
 
 def remote_source(
@@ -45,6 +51,7 @@ def remote_source(
         _meet(servers, policy, data[0].prompt, recipe.temperature, run)
         sampler = asking = VLLMSampler(servers, policy.codec, weights, end_ids(policy.model, policy.codec), pause_s=PAUSE_S)
         positions = asking.positions
+        weakref.finalize(asking, _leave, servers, weights)
         words = f"answers are sampled by vLLM at {', '.join(s.url for s in servers if s.alive)}"
         run.note("engine", words)
         run.say(words)
@@ -82,8 +89,6 @@ def _servers(recipe: SamplingRecipe, policy: Policy, here: Path, run: Run) -> li
 
 def _rank_of(policy: Policy) -> int | None:
     """Rank of the adapter that is trained, if one is."""
-    from tether.adapters import TRAINED, is_adapted
-
     return int(policy.model.peft_config[TRAINED].r) if is_adapted(policy.model) else None
 
 
@@ -93,7 +98,8 @@ def _meet(servers: Sequence[Server], policy: Policy, prompt: Sequence[int], temp
     for server in servers:
         for number in range(TRIES):
             try:
-                server.meet(policy.tokenizer, prompt, temperature)
+                found = server.meet(policy.tokenizer, prompt, temperature)
+                _compare(found, policy, prompt, server.url)
                 break
             except Passing as error:
                 if number == TRIES - 1:
@@ -111,3 +117,34 @@ def _meet(servers: Sequence[Server], policy: Policy, prompt: Sequence[int], temp
         words = f"these vLLM servers do not answer and are left aside: {'; '.join(silent)}"
         run.note("server", words)
         run.say(f"warning: {words}")
+
+
+def _compare(found: Mapping[int, float], policy: Policy, prompt: Sequence[int], url: str) -> None:
+    """An adapter goes on top of the server's own weights: those must be the weights it is trained on, on a resumed run too.
+
+    Over several ranks a forward pass is a meeting of all of them; there the check before the first step says it.
+    """
+    if not is_adapted(policy.model) or ranks.size() > 1:
+        return
+    trainable = [(p, p.requires_grad) for p in policy.model.parameters()]
+    with torch.no_grad(), policy.model.disable_adapter():
+        scores = policy.model(input_ids=torch.tensor([list(prompt)], device=policy.device)).logits[0, -1].float()
+    for parameter, value in trainable:  # switching adapters also switches what is trainable
+        parameter.requires_grad_(value)
+    ours = torch.log_softmax(scores, -1)
+    gap = sum(abs(float(ours[token]) - logp) for token, logp in found.items()) / len(found)
+    if not gap <= OTHER_WEIGHTS:
+        raise UserError(
+            f"the server has other weights than the model that the adapter is trained on: log-probs differ by {gap:.1f} nats",
+            where=url,
+            remedy="Start it with the model that the recipe names, as it was before training.",
+        )
+
+
+def _leave(servers: Sequence[Server], weights: Weights) -> None:
+    """What a run that is over leaves behind: servers of others without its adapters, no weights on their way."""
+    for server in servers:
+        if server.alive and server.log is None:
+            with contextlib.suppress(Exception):  # the run is through; nobody is left to tell
+                server.forget(())
+    weights.forget(())

@@ -40,10 +40,10 @@ class Server:
 
     # -- at the start --------------------------------------------------------------------------------------------------
 
-    def meet(self, tokenizer: Any, prompt: Sequence[int], temperature: float) -> None:
-        """Find out what it serves. UserError, in one sentence, for another vocabulary, or without what sampling needs.
+    def meet(self, tokenizer: Any, prompt: Sequence[int], temperature: float) -> dict[int, float]:
+        """Find out what it serves. Returns the log-probs of the likeliest tokens after the prompt, at temperature 1.
 
-        Raises Passing when it does not answer.
+        UserError, in one sentence, for another vocabulary, or without what sampling needs. Raises Passing when it does not answer.
         """
         try:
             self._choose_model(self._ask("/v1/models", timeout_s=QUICK_S))
@@ -52,6 +52,7 @@ class Server:
             bodies = [wire.probe(prompt, self.model, t) for t in (temperature, 1.0)]
             warm, plain = (self._ask("/v1/completions", body) for body in bodies)
             wire.check_probe(warm, plain, prompt, temperature, self.url)
+            return wire.likeliest(plain, prompt, self.url)
         except Final as error:
             raise UserError(f"the server refuses a first question ({error})", where=self.url, remedy="Is it vLLM's own server?") from None
         except (ValueError, KeyError, TypeError, IndexError) as error:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -37,7 +37,7 @@ class HandedOver(Protocol):
     @property
     def adapted(self) -> bool: ...
     def write(self, version: int) -> tuple[str, Path]: ...
-    def forget(self, keep: set[str]) -> None: ...
+    def forget(self, keep: Collection[str]) -> None: ...
 
 
 class VLLMSampler:

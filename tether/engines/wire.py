@@ -130,7 +130,7 @@ def _logps(choice: Mapping[str, Any], n: int, url: str) -> list[float]:
 def probe(prompt: Sequence[int], model: str, temperature: float) -> dict[str, Any]:
     """One token, with the log-probs of the likeliest few at this temperature."""
     body = question(Request(prompt, Sampling(max_new_tokens=1, temperature=temperature)), model, (), "probe")
-    return {**body, "logprobs": PROBE_TOP, "ignore_eos": True}
+    return {**body, "logprobs": PROBE_TOP, "ignore_eos": True, "return_tokens_as_token_ids": True}
 
 
 def check_probe(warm: Mapping[str, Any], plain: Mapping[str, Any], prompt: Sequence[int], temperature: float, url: str) -> None:
@@ -138,7 +138,7 @@ def check_probe(warm: Mapping[str, Any], plain: Mapping[str, Any], prompt: Seque
 
     Dividing scores by T divides the distance between two tokens' log-probs by T, whatever the rest of the vocabulary does.
     """
-    tops = [sorted(_top(reply, prompt, url), reverse=True)[:PROBE_TOP] for reply in (warm, plain)]
+    tops = [sorted(likeliest(reply, prompt, url).values(), reverse=True)[:PROBE_TOP] for reply in (warm, plain)]
     spread, wanted = tops[0][0] - tops[0][-1], (tops[1][0] - tops[1][-1]) / temperature
     if temperature != 1 and abs(spread - wanted) > 0.05 * max(spread, wanted) + 1e-3:
         raise UserError(
@@ -148,7 +148,8 @@ def check_probe(warm: Mapping[str, Any], plain: Mapping[str, Any], prompt: Seque
         )
 
 
-def _top(reply: Mapping[str, Any], prompt: Sequence[int], url: str) -> list[float]:
+def likeliest(reply: Mapping[str, Any], prompt: Sequence[int], url: str) -> dict[int, float]:
+    """Log-probs of the likeliest tokens after the prompt, by token id, out of a reply to `probe`."""
     choice = reply["choices"][0]
     if choice.get("prompt_token_ids") not in (None, list(prompt)):
         raise UserError("the server puts other tokens in front of the prompts it is given", where=url, remedy="Use vLLM's own server.")
@@ -157,4 +158,4 @@ def _top(reply: Mapping[str, Any], prompt: Sequence[int], url: str) -> list[floa
     tops = (choice.get("logprobs") or {}).get("top_logprobs")
     if not tops or not tops[0]:
         raise UserError("the server does not return log-probs", where=url, remedy="Start it without --max-logprobs 0.")
-    return [float(v) for v in tops[0].values()]
+    return {int(name.removeprefix("token_id:")): float(value) for name, value in tops[0].items()}

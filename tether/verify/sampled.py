@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from tether.engines.local import Completion, Request
+from tether.engines.local import Completion, LocalSampler, Request
 from tether.recipe import TrainRecipe
 from tether.reward import Reward, Rewards
 from tether.rl_recipe import SamplingRecipe
@@ -56,6 +56,7 @@ def _sample(subject: Subject) -> list[Completion]:
     prompts, desk = subject.rows.examples[:PROMPTS], Desk(subject.folder)
     run: Any = desk
     source = Rollouts(recipe.replace(**shortened(recipe)), subject.model, prompts, judges(), run)
+    assert isinstance(source.sampler, LocalSampler)  # `sampled_here` has seen to it
     return source.sampler.sample([Request(e.prompt, source.sampling, EACH, f"verify/{i}", str(e.source)) for i, e in enumerate(prompts)])
 
 
