@@ -100,15 +100,16 @@ class Policy:
         self.engine.shard()
 
     @contextlib.contextmanager
-    def whole(self, *, everywhere: bool = True) -> Iterator[Any]:
+    def whole(self, *, everywhere: bool = True, in_memory: bool = False) -> Iterator[Any]:
         """The model in one piece with its weights as they are: itself, or where it is sharded a copy that lasts as long as the block.
 
-        A meeting of all ranks. Without `everywhere` only the first rank's copy has weights, in main memory.
+        A meeting of all ranks. Without `everywhere` only the first rank's copy has weights, in main memory; with `in_memory` all have them
+        there.
         """
         if self._twin is None:
             yield self.model
         else:
-            with self._twin.filled(everywhere=everywhere) as model:
+            with self._twin.filled(everywhere=everywhere, in_memory=in_memory) as model:
                 yield model
 
     @property
@@ -145,7 +146,7 @@ class Policy:
         stored = models.source_dtype(self.model)
         if is_adapted(self.model) or stored not in (torch.float16, torch.bfloat16):
             return folder
-        with self.whole() as model:
+        with self.whole(in_memory=True) as model:
             pairs = list(zip(self._witness, _witness(model), strict=True))
         trained = _share([now != start for start, now in pairs])
         kept = _share([now.to(stored).float() != start for start, now in pairs])
@@ -165,7 +166,7 @@ class Policy:
                 adapters.write_trained(model, self.tokenizer, folder)
 
     def read_weights(self, folder: Path) -> None:
-        with self.whole() as model:
+        with self.whole(in_memory=True) as model:
             adapters.read_trained(model, folder)
             if self._twin is not None:
                 self._twin.put_back()
@@ -204,18 +205,18 @@ class Policy:
 
     def untouched(self) -> bool:
         """Whether the trainable weights are still those that were loaded (a sample of each is compared)."""
-        with self.whole() as model:
+        with self.whole(in_memory=True) as model:
             return all(torch.equal(a, b) for a, b in zip(self._witness, _witness(model), strict=True))
 
     def reference_fingerprint(self) -> str:
         """The reference by content: equal for a model with a fresh adapter and for the model alone."""
         if self._reference_fingerprint is None:
             if is_adapted(self.model):
-                with self.whole() as model:
+                with self.whole(in_memory=True) as model:
                     state = adapters.reference_state(model)
                     self._reference_fingerprint = models.fingerprint_of(state, model.get_base_model().config)
             elif self.untouched():
-                with self.whole() as model:
+                with self.whole(in_memory=True) as model:
                     self._reference_fingerprint = models.fingerprint(model)
             else:
                 self._reference_fingerprint = models.fingerprint(self._load_again())
@@ -225,10 +226,12 @@ class Policy:
         """An engine over weights that share nothing with the policy's. Under bf16 the matrices are kept in bf16: they are
         rounded to it in every matmul anyway, so the numbers are the same."""
         if self.untouched():
-            with self.whole() as whole:
+            with self.whole(in_memory=True) as whole:
                 model = copy.deepcopy(whole)
         else:
-            model = self._load_again().to(self.device)
+            model = self._load_again()
+            if self._twin is None:
+                model.to(self.device)
         for parameter in model.parameters():
             parameter.grad = None
         model.requires_grad_(False)

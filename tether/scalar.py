@@ -112,12 +112,12 @@ class ScalarModel:
         self.engine.shard(self.model)
 
     @contextlib.contextmanager
-    def whole(self, *, everywhere: bool = True) -> Iterator[Any]:
+    def whole(self, *, everywhere: bool = True, in_memory: bool = False) -> Iterator[Any]:
         """As `Policy.whole`."""
         if self._twin is None:
             yield self.model
         else:
-            with self._twin.filled(everywhere=everywhere) as model:
+            with self._twin.filled(everywhere=everywhere, in_memory=in_memory) as model:
                 yield model
 
     @property
@@ -224,7 +224,7 @@ class ScalarModel:
                 (folder / SIDE_FILE).write_text(self._side_file())
 
     def read_weights(self, folder: Path) -> None:
-        with self.whole() as model:
+        with self.whole(in_memory=True) as model:
             adapters.read_trained(model, folder)
             if self._twin is not None:
                 self._twin.put_back()

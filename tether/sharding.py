@@ -104,16 +104,17 @@ class Twin:
         self.model: Any = copy.deepcopy(model, memo)
 
     @contextlib.contextmanager
-    def filled(self, *, everywhere: bool = True) -> Iterator[Any]:
-        """Within, the twin has the weights as they are: on all ranks, or (in main memory) on the first alone. A meeting of all ranks."""
+    def filled(self, *, everywhere: bool = True, in_memory: bool = False) -> Iterator[Any]:
+        """Within, the twin has the weights as they are: on all ranks, or on the first alone. A meeting of all ranks.
+
+        They lie on the device, to be computed with; with `in_memory`, and on the first alone, in main memory.
+        """
         copies = dict(self.model.named_parameters())
         try:
             for name, parameter in self._sharded.named_parameters():
                 tensor = whole(parameter)
-                if everywhere:
-                    copies[name].data = tensor
-                elif ranks.first():
-                    copies[name].data = tensor.cpu()
+                if everywhere or ranks.first():
+                    copies[name].data = tensor.cpu() if in_memory or not everywhere else tensor
             yield self.model
         finally:
             for parameter in copies.values():
