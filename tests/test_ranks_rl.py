@@ -6,6 +6,7 @@ Every kind of run is made once for each number of ranks, all of them in one proc
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,19 +15,33 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.ppo_runs import timeless
+from tests.grpo_runs import PRESETS
+from tests.ppo_runs import batch_of, timeless
 from tests.ranks_runs import finish, gap, start
 from tests.tiny import save_tiny
 from tests.whole_runs import words, write_rows
+from tether import ranks
 from tether import rollout as attempts
+from tether.algorithms import grpo, ppo
+from tether.critic import make_critic
+from tether.engines.local import Completion, Request
+from tether.engines.sampling import Sampling
+from tether.engines.together import sample_together
+from tether.loop import Tally
+from tether.packing import pack
+from tether.policy import Policy
+from tether.recipe import GRPORecipe, PPORecipe
+from tether.rl_metrics import row_metrics
 from tether.run import Run
 from tether.scalar import ScalarModel
+from tether.token_batch import Part, mini_batches
+from tether.token_rows import to_rows
 
 STEPS, MIDDLE = 20, 10
 # AdamW's first step is the sign of the gradient: an entry whose gradient is nothing but rounding would go either way. With an epsilon
 # above rounding the step is a smooth function of the gradient.
 SMALL = {"max_steps": STEPS, "save_steps": MIDDLE, "keep_checkpoints": 2, "batch_size": 12, "num_generations": 3, "max_completion_length": 6,
-         "tokens_per_micro_batch": 40, "learning_rate": 1e-3, "adam_epsilon": 1e-6, "precision": "fp32", "threads": 1, "trackers": [],
+         "tokens_per_micro_batch": 40, "learning_rate": 5e-4, "adam_epsilon": 1e-6, "precision": "fp32", "threads": 1, "trackers": [],
          "log_every": 1000}  # fmt: skip
 LORA = {"lora": {"rank": 4}}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -54,44 +69,52 @@ class Done:
     root: Path
     seen: dict[int, list[dict[str, Any]]]  # by number of ranks, of each rank
 
-    def folder(self, name: str, n: int) -> Path:
-        return self.root / str(n) / name.replace(", ", "-").replace(" ", "-")
-
     def run(self, name: str, n: int) -> Run:
-        return Run.open(self.folder(name, n))
+        return Run.open(folder(self.root, name, n))
+
+
+def spec(root: Path, name: str, n: int) -> dict[str, Any]:
+    """What `ranks_worker.py` is told. A name may end in "again" (continued) or "fails" (its reward does)."""
+    command, more = KINDS[name.removesuffix(" again").removesuffix(" fails")]
+    settings = {**SMALL, "model": str(root / "model"), "data": str(root / "prompts.jsonl"), **more}
+    reward = "failing" if name.endswith(" fails") else settings.pop("reward", "even")
+    if settings.get("rewards"):
+        settings["rewards"] = [{"reward": "model", "model": str(root / "judge"), "precision": "fp32"}]
+    return {"name": name, "command": command, "folder": str(folder(root, name, n)), "settings": settings, "reward": reward}
+
+
+def folder(root: Path, name: str, n: int) -> Path:
+    return root / str(n) / name.replace(", ", "-").replace(" ", "-")
+
+
+def prepare(root: Path) -> None:
+    """The model, a reward model, prompts."""
+    model = save_tiny(root / "model")
+    judge = ScalarModel.load(model, fresh_head=True, precision="fp32", seed=3)
+    judge.set_normalisation(mean=0.0, std=0.05)
+    judge.save(root / "judge")
+    write_rows(root / "prompts.jsonl", [{"prompt": words(5 * i, 2 + 3 * i % 8), "gold": i} for i in range(15)])
+
+
+def copy_from_the_middle(root: Path, name: str, n: int) -> dict[str, Any]:
+    """What two ranks had saved after half of the steps, for `n` ranks to go on with."""
+    target = folder(root, name + " again", n)
+    shutil.copytree(folder(root, name, 2), target)
+    shutil.rmtree(target / "checkpoints" / f"{STEPS:06d}")
+    (target / "summary.json").unlink()
+    return spec(root, name + " again", n)
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     root = tmp_path_factory.mktemp("ranks")
-    out = Done(root, {})
-    model = save_tiny(root / "model")
-    judge = ScalarModel.load(model, fresh_head=True, precision="fp32", seed=3)
-    judge.set_normalisation(mean=0.0, std=0.05)
-    judge.save(root / "judge")
-    data = write_rows(root / "prompts.jsonl", [{"prompt": words(5 * i, 2 + 3 * i % 8), "gold": i} for i in range(15)])
-
-    def spec(name: str, n: int, reward: str = "even") -> dict[str, Any]:
-        command, more = KINDS[name.removesuffix(" again").removesuffix(" fails")]
-        settings = {**SMALL, "model": str(model), "data": str(data), **more}
-        reward = settings.pop("reward", reward)
-        if settings.get("rewards"):
-            settings["rewards"] = [{"reward": "model", "model": str(root / "judge"), "precision": "fp32"}]
-        return {"name": name, "command": command, "folder": str(out.folder(name, n)), "settings": settings, "reward": reward}
-
-    two = [spec(name, 2) for name in KINDS] + [spec("dr_grpo fails", 2, "failing")]
-    out.seen[2] = finish(*start(2, two, root))
-    for name, numbers in RESUMED.items():  # what two ranks had saved in the middle
-        for n in numbers:
-            target = out.folder(name + " again", n)
-            shutil.copytree(out.folder(name, 2), target)
-            shutil.rmtree(target / "checkpoints" / f"{STEPS:06d}")
-            (target / "summary.json").unlink()
-    again = {n: [spec(name + " again", n) for name, numbers in RESUMED.items() if n in numbers] for n in (1, 4)}
-    alone = start(1, [spec(name, 1) for name in KINDS] + again[1], root)
-    four = start(4, [spec(name, 4) for name in ON_FOUR] + again[4], root)
-    out.seen[1], out.seen[4] = finish(*alone), finish(*four)
-    return out
+    prepare(root)
+    two = finish(*start(2, [spec(root, name, 2) for name in (*KINDS, "dr_grpo fails")], root))
+    again = {n: [copy_from_the_middle(root, name, n) for name, numbers in RESUMED.items() if n in numbers] for n in (1, 4)}
+    alone = start(1, [spec(root, name, 1) for name in KINDS] + again[1], root)
+    four = start(4, [spec(root, name, 4) for name in ON_FOUR] + again[4], root)
+    finish(*alone)
+    return Done(root, {2: two, 4: finish(*four)})
 
 
 def assert_alike(one: Run, other: Run, *, since: int = 0) -> None:
@@ -126,7 +149,7 @@ def test_what_two_ranks_saved_goes_on_elsewhere(done: Done, name: str, n: int) -
 
 def test_the_runs_are_no_standstill(done: Done) -> None:
     """Weights move by far more than the tolerance; all parts of what is compared took part."""
-    assert gap(done.folder("grpo", 2) / "model", done.folder("dr_grpo", 2) / "model") > 1e-3
+    assert gap(done.run("grpo", 2).folder / "model", done.run("dr_grpo", 2).folder / "model") > 1e-3
     critics = [load_file(p / "critic/model.safetensors") for p in done.run("ppo, critic apart", 2).checkpoints()]
     assert any(not torch.equal(critics[0][name], critics[1][name]) for name in critics[0])
     assert "dynamic_sampling/acceptance" in done.run("dapo", 2).metrics()[1]
@@ -145,3 +168,68 @@ def test_a_reward_that_fails_ends_all_ranks_with_the_same_words(done: Done) -> N
     errors = [seen["errors"] for seen in done.seen[2]]
     assert errors[0] == errors[1]
     assert "'failing' raised RuntimeError: out of paper" in errors[0]["dr_grpo fails"]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_part_without_rows_adds_nothing_and_has_a_gradient(preset: str, tmp_path: Path) -> None:
+    """A rank with fewer parts than the others goes through the rest with empty ones: loss 0, every metric 0, gradients of 0."""
+    recipe = GRPORecipe(model="m", data="d", rewards=["math"], preset=preset, beta=0.1, batch_size=8, num_generations=4)
+    policy = Policy.load(save_tiny(tmp_path / "tiny"), precision="fp32")
+    batch = batch_of(1.0, 0.0)
+    mini = mini_batches(batch, 1, "seed")[0]
+    part = Part(pack([]), torch.empty(0, dtype=torch.long))
+    logps, stats = policy.logprobs(part.packed, stats=True)
+    assert stats["entropy"].shape == (0,)
+    lp = to_rows(part.packed, logps, batch.width)
+    assert lp.shape == (0, batch.width)
+    old = torch.full_like(batch.sampled_logp, -1.0)
+    loss, metrics = grpo.part_loss(recipe, batch, part, mini, lp, torch.tensor([1.0, -1.0]), old, old, None, 0.1)
+    loss.backward()
+    assert float(loss.detach()) == 0
+    assert not any(map(float, metrics.values()))
+    assert all(p.grad is not None and not p.grad.any() for p in policy.parameters().values())
+    tally = Tally()
+    row_metrics(tally, batch, part.rows, lp.detach(), old, old)
+    assert tally.means() == {"loss": 0.0}
+
+
+@pytest.mark.parametrize("kind", ["shared", "separate"])
+def test_a_part_without_rows_adds_nothing_to_the_critic(kind: str, tmp_path: Path) -> None:
+    model = save_tiny(tmp_path / "tiny")
+    recipe = PPORecipe(model=str(model), data="d", rewards=["math"], critic=kind, precision="fp32", batch_size=2)
+    policy = Policy.load(model, precision="fp32")
+    with Run.create(tmp_path / "run", recipe) as run:
+        critic = make_critic(recipe, policy, run)
+    batch = batch_of(1.0, 0.0)
+    part = Part(pack([]), torch.empty(0, dtype=torch.long))
+    lp, values, _ = critic.judge(policy, part.packed, 1.0)
+    lp, values = (to_rows(part.packed, x, batch.width) for x in (lp, values))
+    table = torch.zeros_like(batch.sampled_logp)
+    before = ppo.Before(table, table, table)
+    loss, metrics = ppo.part_loss(recipe, batch, part, mini_batches(batch, 1, "seed")[0], lp, values, before, table, table, None)
+    loss.backward()
+    assert float(loss.detach()) == 0
+    assert not any(map(float, metrics.values()))
+    trained = [*policy.parameters().values(), *critic.parameters().values()]
+    assert all(p.grad is not None and not p.grad.any() for p in trained)
+
+
+def test_each_rank_samples_its_share_and_holds_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of 5, 9, 5 and 1 answers for two ranks: the dearest first, each to the rank that has least."""
+    asked: list[list[int]] = []
+
+    class Sampler:
+        def sample(self, requests: Sequence[Request]) -> list[Completion]:
+            asked.append([r.n for r in requests])
+            return [Completion(i, k, [7], [-1.0], [-1.0], "stop", None) for i, r in enumerate(requests) for k in range(r.n)]
+
+    requests = [Request([5], Sampling(max_new_tokens=10), n) for n in (5, 9, 5, 1)]
+    alone = sample_together(Sampler(), requests)
+    parts: list[Any] = []
+    for rank in (0, 1):
+        monkeypatch.setattr(ranks, "size", lambda: 2)
+        monkeypatch.setattr(ranks, "rank", lambda rank=rank: rank)
+        monkeypatch.setattr(ranks, "gather", lambda mine: [*parts, parts.append(mine) or mine])
+        made = sample_together(Sampler(), requests)
+    assert asked[1:] == [[9, 1], [5, 5]]
+    assert made == alone
