@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.grpo_runs import Train, even, model, timeless, train, weights
 from tests.tiny import save_tiny
@@ -173,6 +176,37 @@ def test_a_run_whose_servers_die_says_so_and_can_be_resumed(train: Train, model:
             summary = grpo.train(again.recipe, again, [even])  # type: ignore[arg-type]
         assert summary["steps"] == 4
         assert [m["staleness/max"] for m in again.metrics()] == [0.0, 1.0, 0.0, 1.0]
+
+
+def test_two_ranks_ask_once_and_learn_as_one_does(train: Train, model: Path, tmp_path: Path) -> None:
+    """The first rank asks; the weights it hands over are gathered from both."""
+    reward = tmp_path / "r.py"
+    reward.write_text(
+        "def even(prompts, completions, completion_ids):\n    return [sum(i % 2 == 0 for i in x) / len(x) for x in completion_ids]\n"
+    )
+    settings: dict[str, Any] = {"ahead_steps": 1, "max_steps": 3, "batch_size": 16, "num_generations": 4}
+    with serving(model, lora=False) as (fake,):
+        one, _ = train([f"{reward}:even"], engine={"urls": [fake.url]}, **settings)
+        asked = len(fake.asked())
+    with serving(model, lora=False) as (fake,):
+        given = {
+            **one.settings,
+            "run": str(tmp_path / "two"),
+            "engine.urls": f"[{fake.url}]",
+            "rewards": f"[{reward}:even]",
+            "trackers": "[]",
+        }
+        words = [f"{k}={v}" for k, v in given.items() if k in (*settings, "model", "data", "run", "engine.urls", "rewards", "trackers")]
+        words += ["precision=fp32", "max_completion_length=6", "learning_rate=5e-3", "--ranks", "2"]
+        done = subprocess.run([sys.executable, "-m", "tether", "grpo", *words], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert len(fake.asked()) == asked
+    two = Run.open(tmp_path / "two")
+    for a, b in zip(timeless(one), timeless(two), strict=True):
+        for name in ("reward", "loss", "grad_norm", "staleness/max", "sampling/sampling_logp_difference/mean"):
+            assert b[name] == pytest.approx(a[name], abs=1e-5), name
+    for name, weight in weights(one).items():
+        assert torch.allclose(weights(two)[name], weight, atol=1e-5)
 
 
 def test_nothing_is_told_of_servers_without_one(train: Train) -> None:

@@ -306,7 +306,7 @@ def test_work_in_threads_keeps_its_order_and_raises_the_first_failure() -> None:
 
 
 def test_a_started_server_is_told_all_that_sampling_needs(folder: Path, tmp_path: Path) -> None:
-    words = command("py", "m", 8100, dtype="bfloat16", slots=64, positions=512, lora=20, adapters=2)
+    words = command("py", "m", 8100, dtype="bfloat16", slots=64, positions=512, lora=20, adapters=2, cpu=True)
     pairs = list(itertools.pairwise(words))
     for pair in (
         ("--model", "m"), ("--port", "8100"), ("--host", "127.0.0.1"), ("--dtype", "bfloat16"), ("--max-num-seqs", "64"),
@@ -314,6 +314,7 @@ def test_a_started_server_is_told_all_that_sampling_needs(folder: Path, tmp_path
         ("--generation-config", "vllm"),
     ):  # fmt: skip
         assert pair in pairs, pair
-    assert "--enable-lora" not in command("py", "m", 1, dtype="float32", slots=1, positions=None, lora=None, adapters=1)
+    assert "--no-enable-chunked-prefill" in words
+    assert "--enable-lora" not in command("py", "m", 1, dtype="float32", slots=1, positions=8, lora=None, adapters=1, cpu=False)
     policy = Policy.load(folder, precision="fp32", lora=LoraConfig(rank=4))
     assert base_model(policy, tmp_path) == str(folder.resolve())

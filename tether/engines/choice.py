@@ -81,6 +81,7 @@ def _servers(recipe: SamplingRecipe, policy: Policy, here: Path, run: Run) -> li
             positions=min(recipe.max_length, own or recipe.max_length),
             lora=recipe.lora.rank if recipe.lora is not None else _rank_of(policy),
             adapters=recipe.ahead_steps + 1,
+            cpu=policy.device.type == "cpu",
         )
         return [*words, "--trust-remote-code"] if policy.trust_remote_code else words
 

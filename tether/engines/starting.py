@@ -25,19 +25,24 @@ LEASH = (
 )
 SERVED = "tether"  # the name a started server serves the model under
 RANKS_OF_LORA = (8, 16, 32, 64, 128, 256, 320, 512)  # sizes that vLLM makes room for
+PREFILL = 4096  # prompt tokens of one step on a CPU
 POLL_S = 0.25
 
 
 def command(
-    python: str, model: str, port: int, *, dtype: str, slots: int, positions: int | None, lora: int | None, adapters: int
+    python: str, model: str, port: int, *, dtype: str, slots: int, positions: int, lora: int | None, adapters: int, cpu: bool
 ) -> list[str]:
-    """How a server is started; `lora` is the rank of the adapters, `adapters` how many are sampled with at the same time."""
+    """How a server is started; `lora` is the rank of the adapters, `adapters` how many are sampled with at the same time.
+
+    `cpu`: vLLM 0.32 on a CPU ends itself when a prompt with a seed is computed in two pieces ("CPU Generator does not use offset").
+    """
     # Not `vllm serve`: that asks for the version of a package "vllm", and the build for CPUs has another name.
     out = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", SERVED]
     out += ["--host", "127.0.0.1", "--port", str(port), "--dtype", dtype, "--max-num-seqs", str(slots)]
     out += ["--enable-prefix-caching", "--generation-config", "vllm", *NEEDED.split()]
-    if positions is not None:
-        out += ["--max-model-len", str(positions)]
+    out += ["--max-model-len", str(positions)]
+    if cpu:
+        out += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(PREFILL, positions))]
     if lora is not None:
         room = next((r for r in RANKS_OF_LORA if r >= lora), lora)
         out += ["--enable-lora", "--max-lora-rank", str(room), "--max-loras", str(adapters)]
