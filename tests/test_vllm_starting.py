@@ -28,7 +28,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_): pass
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
-BROKEN = "import sys; print('loading'); sys.exit('RuntimeError: no room for the cache')"
+BROKEN = """
+import os, sys
+print("(APIServer pid=1) WARNING 12-02 [system_utils.py:255] this can cause errors like `OSError: [Errno 24] Too many open files`")
+print("(Worker pid=2) ERROR 12-02 [executor.py:953] ValueError: no room for the cache of", os.environ["VLLM_CPU_KVCACHE_SPACE"])
+sys.exit("RuntimeError: Engine core initialization failed")
+"""
 
 
 def fake(tmp_path: Path, text: str) -> EngineConfig:
@@ -54,7 +59,7 @@ def listening(url: str) -> bool:
 @pytest.mark.parametrize("whole", [True, False])
 def test_servers_answer_before_the_run_goes_on_and_end_with_it(tmp_path: Path, whole: bool) -> None:
     said: list[str] = []
-    servers = start_servers(fake(tmp_path, HEALTHY), arguments, tmp_path / "server", whole=whole, say=said.append)
+    servers = start_servers(fake(tmp_path, HEALTHY), arguments, tmp_path / "server", whole=whole, cpu=False, say=said.append)
     urls = [s.url for s in servers]
     assert len(set(urls)) == 2
     told = http_json.tell(f"{urls[0]}/health", timeout_s=2.0)
@@ -68,17 +73,17 @@ def test_servers_answer_before_the_run_goes_on_and_end_with_it(tmp_path: Path, w
 
 
 def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="ended before it answered: RuntimeError: no room for the cache") as error:
-        start_servers(fake(tmp_path, BROKEN), arguments, tmp_path / "server", whole=True, say=print)
+    with pytest.raises(UserError, match=r"ended before it answered: ValueError: no room for the cache of \d+") as error:
+        start_servers(fake(tmp_path, BROKEN), arguments, tmp_path / "server", whole=True, cpu=True, say=print)
     assert "server-" in str(error.value)
     with pytest.raises(UserError, match="no such Python"):
-        start_servers(EngineConfig(python=str(tmp_path / "nothing")), arguments, tmp_path / "server", whole=True, say=print)
+        start_servers(EngineConfig(python=str(tmp_path / "nothing")), arguments, tmp_path / "server", whole=True, cpu=True, say=print)
 
 
 def test_a_server_that_never_answers_is_ended(tmp_path: Path) -> None:
     config = fake(tmp_path, "import time; time.sleep(60)").replace(start_timeout_s=0.5)
     with pytest.raises(UserError, match="does not answer in time"):
-        start_servers(config, arguments, tmp_path / "server", whole=True, say=print)
+        start_servers(config, arguments, tmp_path / "server", whole=True, cpu=True, say=print)
     assert not [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
 
 
@@ -87,7 +92,7 @@ def test_a_run_that_is_killed_leaves_no_server(tmp_path: Path) -> None:
     config = fake(tmp_path, HEALTHY)
     code = (
         "import sys, time\nfrom pathlib import Path\nfrom tether.engine_recipe import EngineConfig\nfrom tether.engines.starting import start_servers\n"
-        f"made = start_servers(EngineConfig(python={config.python!r}), lambda p, port: [p, str(port)], Path({str(tmp_path / 's')!r}), whole=True, say=lambda t: None)\n"
+        f"made = start_servers(EngineConfig(python={config.python!r}), lambda p, port: [p, str(port)], Path({str(tmp_path / 's')!r}), whole=True, cpu=True, say=lambda t: None)\n"
         "print(made[0].url, flush=True)\ntime.sleep(60)\n"
     )
     run = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -85,7 +85,7 @@ def _servers(recipe: SamplingRecipe, policy: Policy, here: Path, run: Run) -> li
         )
         return [*words, "--trust-remote-code"] if policy.trust_remote_code else words
 
-    return start_servers(config, arguments, here, whole=_rank_of(policy) is None, say=run.say)
+    return start_servers(config, arguments, here, whole=_rank_of(policy) is None, cpu=policy.device.type == "cpu", say=run.say)
 
 
 def _rank_of(policy: Policy) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,6 +13,8 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+import psutil
 
 from tether import http_json
 from tether.engine_recipe import EngineConfig
@@ -50,18 +53,26 @@ def command(
 
 
 def start_servers(
-    config: EngineConfig, arguments: Callable[[str, int], Sequence[str]], folder: Path, *, whole: bool, say: Callable[[str], None]
+    config: EngineConfig,
+    arguments: Callable[[str, int], Sequence[str]],
+    folder: Path,
+    *,
+    whole: bool,
+    cpu: bool,
+    say: Callable[[str], None],
 ) -> list[Server]:
     """Start `config.start` servers side by side and wait until all of them answer; they end with the returned servers, or this process.
 
     `arguments(python, port)` is a server's command line. `whole`: they take all weights, by vLLM's development mode; they listen on
-    this machine's own address only. Each writes a log under `folder`.
+    this machine's own address only. `cpu`: they share this machine's memory with training. Each writes a log under `folder`.
     """
     python = os.path.expanduser(config.python or sys.executable)
     if not (os.path.isfile(python) and os.access(python, os.X_OK)):
         raise UserError("there is no such Python", where=f"engine.python: {python}", remedy="Give the path of a Python that has vLLM.")
     environment = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "0" if whole else "1"}
     environment["VLLM_SERVER_DEV_MODE"] = "1" if whole else "0"
+    if cpu:  # left to itself a server wants nearly all memory for keys and values, and training needs some
+        environment.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(1, psutil.virtual_memory().available // (4 * config.start * 2**30))))
     folder.mkdir(parents=True, exist_ok=True)
     began, processes, servers = time.monotonic(), [], []
     say(f"starting {config.start} vLLM server{'s' if config.start > 1 else ''} (a minute or two each) ...")
@@ -105,7 +116,7 @@ def _start(words: list[str], environment: Mapping[str, str], log: Path) -> subpr
 def _await(server: Server, process: subprocess.Popen[bytes], deadline: float) -> None:
     while True:
         if process.poll() is not None:
-            raise UserError(f"the vLLM server ended before it answered{_last_words(server.log)}", where=str(server.log), remedy=REMEDY)
+            raise UserError(f"the vLLM server ended before it answered{_reason(server.log)}", where=str(server.log), remedy=REMEDY)
         try:
             http_json.tell(f"{server.url}/health", timeout_s=5.0)
             return
@@ -121,11 +132,13 @@ def _await(server: Server, process: subprocess.Popen[bytes], deadline: float) ->
 REMEDY = "Its log says why. Set engine.python to a Python that has vLLM, engine.options to change how it is started, or engine.urls to use one that runs."
 
 
-def _last_words(log: Path | None) -> str:
-    """The last line of the log that tells of an error."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log is not None else []
-    told = [line.strip() for line in lines if "Error" in line or "error:" in line]
-    return f": {told[-1][-300:]}" if told else ""
+def _reason(log: Path | None) -> str:
+    """The first error that the log tells of: those after it follow from it."""
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if log is not None else []:
+        told = re.search(r"(?:^|[\])] +)((?:\w+\.)*\w*(?:Error|Exception): .+)", line)
+        if told and " WARNING " not in line:
+            return f": {told[1][:300]}"
+    return ""
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
