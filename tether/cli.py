@@ -142,7 +142,9 @@ def run(words: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _tell(f"error: {error}", 2)
     except RankLost as error:
-        return _tell(f"error: {error}", 1)
+        from tether.peers import launched
+
+        return 1 if launched() else _tell(f"error: {error}", 1)
     except KeyboardInterrupt:
         return _tell("stopped", 130)
     except Exception as error:

@@ -7,6 +7,7 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
+from tether import ranks
 from tether.progress import say
 
 
@@ -38,7 +39,8 @@ class Interrupt:
             self._restore()
             raise KeyboardInterrupt
         self.requested = True
-        say("stopping after this step and saving a checkpoint; press Ctrl-C again to stop at once")
+        if ranks.peers is None or ranks.peers.lost() is None:  # else a launcher ends the ranks that are left
+            say("stopping after this step and saving a checkpoint; press Ctrl-C again to stop at once")
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

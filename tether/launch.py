@@ -2,74 +2,149 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+import psutil
 
 from tether.errors import UserError
-from tether.peers import VERDICT
+from tether.peers import EXIT, RUN, WORDS, again, sentence
 
-# After Ctrl-C the ranks finish their step and save, however long that takes; a rank whose peer is gone ends by itself.
-GRACE_S = 24 * 3600
+STOPPED = 130
 
 
 def launch(words: Sequence[str], n: int) -> int:
-    """Run `tether WORDS` on `n` ranks and return its exit code: that of the rank that spoke, where one went wrong."""
+    """Run `tether WORDS` on `n` ranks and return its exit code: that of the rank that spoke, where one went wrong.
+
+    Where none spoke, this process says which rank is gone, and how it ended.
+    """
     if n < 1:
         raise UserError(f"must be 1 or more, got {n}", where="--ranks", remedy="It is how many processes share the work.")
-    from torch.distributed.elastic.multiprocessing.api import SignalException
+    _refuse_without_devices(n)
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    for name in ("torch", "torch.distributed", "torch.distributed.elastic"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // n)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // n)))
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     os.environ.setdefault("GLOO_LOG_LEVEL", "FATAL")
-    with tempfile.TemporaryDirectory(prefix="tether-ranks-") as folder:
-        verdict = Path(folder) / "verdict"
-        os.environ[VERDICT] = str(verdict)
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=n,
-            run_id=f"tether-{os.getpid()}",
-            rdzv_backend="c10d",
-            rdzv_endpoint="127.0.0.1:0",
-            local_addr="127.0.0.1",
-            max_restarts=0,
-            monitor_interval=0.2,
-            shutdown_timeout=GRACE_S,
-        )
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=n,
+        run_id=f"tether-{os.getpid()}",
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        local_addr="127.0.0.1",
+        max_restarts=0,
+        monitor_interval=0.2,
+        signals_to_handle="SIGQUIT",  # the others are handed on here: torch would end the ranks 30 s after the first signal
+    )
+    with _words() as folder, _silence(), Stop() as stop:
         try:
             elastic_launch(config, sys.executable)("-m", "tether", *words)
         except ChildFailedError as error:
-            code = _code(verdict)
-            if code is None:
-                _, failure = error.get_first_failure()
-                print(f"error: {_how(error, failure.exitcode)}", file=sys.stderr)
-            return 1 if code is None else code
-        except SignalException as stopped:
-            return _code(verdict) or 128 + int(stopped.sigval)
-        finally:
-            os.environ.pop(VERDICT, None)
+            if told := _read(folder / EXIT):
+                return int(told)
+            if stop.asked:
+                print("stopped", file=sys.stderr)
+                return STOPPED
+            print(f"error: {_lost(error.failures.values(), n, _read(folder / RUN))}", file=sys.stderr)
+            return 1
     return 0
 
 
-def _code(verdict: Path) -> int | None:
+class Stop:
+    """A context in which Ctrl-C or SIGTERM asks the ranks to stop: they finish their step and save. The second one ends them at once."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Stop:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+                self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.asked += 1
+        ranks = psutil.Process().children()
+        if not ranks:
+            raise KeyboardInterrupt
+        for process in ranks:
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                if self.asked == 1:
+                    process.terminate()
+                else:
+                    os.killpg(process.pid, signal.SIGKILL)  # with what the rank itself has started
+
+
+def _refuse_without_devices(n: int) -> None:
+    import torch
+
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else n
+    if n > devices:
+        raise UserError(
+            f"{n} ranks need a CUDA device each, and this machine has {devices}",
+            where="--ranks",
+            remedy=f"Use --ranks {devices}, or CUDA_VISIBLE_DEVICES= (empty) for ranks on the CPU.",
+        )
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def _words() -> Iterator[Path]:
+    """A folder in which the ranks leave word for this process."""
+    with tempfile.TemporaryDirectory(prefix="tether-ranks-") as folder:
+        os.environ[WORDS] = folder
+        try:
+            yield Path(folder)
+        finally:
+            del os.environ[WORDS]
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """The launcher's log is about processes, not about what the user asked for."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
-        return int(verdict.read_text())
-    except (OSError, ValueError):
-        return None
+        yield
+    finally:
+        logging.disable(before)
 
 
-def _how(error: object, code: int) -> str:
+def _read(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+def _lost(failures: Iterable[Any], n: int, run: str | None) -> str:
+    """Which rank went first: one that was killed rather than those that ended because of it, which exit with 1 or by the launcher's SIGTERM."""
+    first = min(failures, key=lambda f: (f.exitcode in (1, -signal.SIGTERM), f.exitcode > 0))
+    return sentence(first.local_rank, n, first.pid, _how(first.exitcode), again(run, n))
+
+
+def _how(code: int) -> str:
+    """
+    >>> _how(-9), _how(-11), _how(3)
+    ('killed by SIGKILL, most often because memory ran out', 'ended by SIGSEGV', 'ended with exit code 3 and without a word')
+    """
     if code >= 0:
-        return f"a rank ended with exit code {code} and without a word"
+        return f"ended with exit code {code} and without a word"
     name = signal.Signals(-code).name
-    memory = ", most often because memory ran out" if name == "SIGKILL" else ""
-    return f"all ranks are gone, the first by {name}{memory}; continue with: tether resume RUN"
+    return f"killed by {name}, most often because memory ran out" if name == "SIGKILL" else f"ended by {name}"

@@ -162,7 +162,7 @@ class Loop:
             # Every rank stops at the same step, whichever of them was told.
             if any(ranks.gather(self.interrupt.requested)) and self.step < self.total_steps:
                 self._save()
-                raise Interrupted(f"stopped at step {self.step} of {self.total_steps}; continue with: tether resume {self.run.folder}")
+                raise Interrupted(f"stopped at step {self.step} of {self.total_steps}; continue with: {ranks.again(self.run.folder)}")
         if self.recipe.keep_checkpoints:
             self._save()
         else:

@@ -11,7 +11,10 @@ import datetime
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from tether.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,7 +69,7 @@ def joined() -> Iterator[None]:
 
     cuda = torch.cuda.is_available()
     if cuda:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(_device(torch.cuda.device_count()))
     from tether.peers import Peers
 
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
@@ -83,16 +86,34 @@ def joined() -> Iterator[None]:
 
 
 def may_speak() -> bool:
-    """Whether what went wrong here is this rank's to tell. Alone, always."""
+    """Whether what went wrong here is this rank's to tell. Alone, and until the ranks have joined, always."""
     return peers is None or peers.claim()
 
 
 def verdict(code: int) -> None:
     """Leave the exit code for whoever started the ranks; the one that speaks does."""
-    if peers is not None:
-        from tether.peers import leave_verdict
+    if wanted() > 1:
+        from tether.peers import EXIT, leave_word
 
-        leave_verdict(code)
+        leave_word(EXIT, str(code))
+
+
+def again(run: Path) -> str:
+    """The command that continues a run as it is run here."""
+    if peers is None:
+        return f"tether resume {run}"
+    from tether.peers import again
+
+    return again(str(run), peers.size, peers.one_machine)
+
+
+def _device(n: int) -> int:
+    """Which of this machine's `n` CUDA devices is this rank's."""
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if local >= n:
+        what = f"rank {os.environ.get('RANK', 0)} has no CUDA device of its own: this machine has {n}"
+        raise UserError(what, remedy=f"Start {n} ranks on it.")
+    return local
 
 
 # -- values ------------------------------------------------------------------------------------------------------------

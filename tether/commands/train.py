@@ -72,13 +72,13 @@ def ppo(
 
 def train(command: str, words: list[str] | None, n: int | None = None, **flags: Any) -> None:
     """Make the recipe, open a new run directory, run the command's algorithm in it; on `n` ranks if that is asked for."""
-    from tether.config import configure, split_words
+    from tether.config import FLAGS, configure, split_words
 
     file, overrides = split_words(words or [])
     with ranks.joined() if ranks.wanted() > 1 else contextlib.nullcontext():
         configured = configure(file, overrides, command=command, flags=flags)
         if several(n):
-            options = [f"{name}={value}" for name, value in flags.items() if value is not None]
+            options = [word for name, value in flags.items() if value is not None for word in (FLAGS[name], str(value))]
             raise typer.Exit(launched([command, *(words or []), *options], n))
         folder = ranks.share(configured.folder)
         with shared_run(lambda: Run.create(folder, configured.recipe, command), folder) as run:
@@ -112,7 +112,7 @@ def shared_run(open_run: Callable[[], Run], folder: Path) -> Run:
         ranks.share(None)
         run = Follower.open(folder)
     if ranks.peers is not None:
-        ranks.peers.folder = str(folder)
+        ranks.peers.found_run(folder)
     return run
 
 
