@@ -36,7 +36,13 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
 ON_FOUR = ["sft", "reward", "dpo, adapter", "kto"]
 RESUMED = ["sft", "sft, adapter", "reward", "dpo"]
 # Of two numbers that are equal but for rounding one is larger by chance: what only counts such is left out of the first step.
-COUNTS = ("rewards/accuracies", "accuracy", "displacement/frac_chosen_down", "displacement/frac_rejected_up", "displacement/share_from_rejected")
+COUNTS = (
+    "rewards/accuracies",
+    "accuracy",
+    "displacement/frac_chosen_down",
+    "displacement/frac_rejected_up",
+    "displacement/share_from_rejected",
+)
 
 
 def folder(root: Path, name: str, n: int) -> Path:
