@@ -41,21 +41,25 @@ STEPS, MIDDLE = 20, 10
 # AdamW's first step is the sign of the gradient: an entry whose gradient is nothing but rounding would go either way. With an epsilon
 # above rounding the step is a smooth function of the gradient.
 SMALL = {"max_steps": STEPS, "save_steps": MIDDLE, "keep_checkpoints": 2, "batch_size": 12, "num_generations": 3, "max_completion_length": 6,
-         "tokens_per_micro_batch": 40, "learning_rate": 5e-4, "adam_epsilon": 1e-6, "precision": "fp32", "threads": 1, "trackers": [],
+         "tokens_per_micro_batch": 80, "learning_rate": 5e-4, "adam_epsilon": 1e-6, "precision": "fp32", "threads": 1, "trackers": [],
          "log_every": 1000}  # fmt: skip
 LORA = {"lora": {"rank": 4}}
+FINE = {"tokens_per_micro_batch": 40}  # more parts than one on each rank, and not as many on both
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "grpo": ("grpo", {"preset": "grpo", "reference_refresh_steps": 4, "updates_per_batch": 2}),
+    "grpo": ("grpo", {"preset": "grpo", "reference_refresh_steps": 4, "updates_per_batch": 2, **FINE}),
     "grpo, adapter": ("grpo", {"preset": "grpo", "reference_refresh_steps": 4, **LORA}),
     "dr_grpo": ("grpo", {"preset": "dr_grpo"}),
-    "dapo": ("grpo", {"preset": "dapo", "reward": "often_alike", "eval_fraction": 0.2, "eval_steps": 7}),
+    "dapo": ("grpo", {"preset": "dapo", "reward": "often_alike", "eval_fraction": 0.2, "eval_steps": 7, **FINE}),
     "gspo": ("grpo", {"preset": "gspo", "mini_batches": 2}),
     "cispo": ("grpo", {"preset": "cispo", "updates_per_batch": 2, "mini_batches": 3}),
     "rloo": ("grpo", {"preset": "rloo", "kl_target": 0.05, "kl_horizon": 200}),
     "reinforce": ("grpo", {"preset": "reinforce"}),
     "reinforce_pp": ("grpo", {"preset": "reinforce_pp"}),
     "a reward model": ("grpo", {"preset": "grpo", "rewards": True}),
-    "ppo": ("ppo", {"num_generations": 2, "mini_batches": 2, "updates_per_batch": 2, "max_approx_kl": 0.001, "score_scaling": "running"}),
+    "ppo": (
+        "ppo",
+        {"num_generations": 2, "mini_batches": 2, "updates_per_batch": 2, "max_approx_kl": 0.001, "score_scaling": "running", **FINE},
+    ),
     "ppo, adapter": ("ppo", {"num_generations": 1, "updates_per_batch": 2, **LORA}),
     "ppo, critic apart": ("ppo", {"num_generations": 1, "critic": "separate", "updates_per_batch": 1, "reference_refresh_steps": 4}),
     "ppo, critic apart, adapter": ("ppo", {"num_generations": 1, "critic": "separate", "updates_per_batch": 1, **LORA}),
