@@ -81,7 +81,7 @@ def test_any_split_of_a_step_gives_the_same_loss_and_gradient(
     seen = gradients(monkeypatch)
     found: dict[str, tuple[list[float], list[dict[str, torch.Tensor]]]] = {}
     settings: dict[str, Any] = {"batch_size": batch_size, "learning_rate": 1e-12, "epochs": 1, "shuffle": True}
-    whole = loop.micro_batches
+    whole = loop.own_parts
     parts: list[int] = []
 
     def counting(cut: Callable[..., list[list[int]]]) -> Callable[..., list[list[int]]]:
@@ -98,7 +98,7 @@ def test_any_split_of_a_step_gives_the_same_loss_and_gradient(
     for name, (cut, budget) in splits.items():
         seen.clear()
         parts.clear()
-        monkeypatch.setattr(loop, "micro_batches", cut)
+        monkeypatch.setattr(loop, "own_parts", cut)
         run, _ = start("sft", counting_model, data, tmp_path / name.replace(" ", "-"), tokens_per_micro_batch=budget, **settings)
         found[name] = [m["loss"] for m in run.metrics()], [*seen]
         counts[name] = parts[0]

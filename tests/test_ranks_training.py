@@ -17,7 +17,9 @@ from tether.run import Run
 
 STEPS, MIDDLE = 20, 10
 SMALL = {"max_steps": STEPS, "save_steps": MIDDLE, "keep_checkpoints": 2, "batch_size": 6, "tokens_per_micro_batch": 60, "learning_rate": 1e-3,
-         "precision": "fp32", "threads": 1, "trackers": [], "log_every": 1000}  # fmt: skip
+         "precision": "fp32", "threads": 1, "trackers": [], "log_every": 1000,
+         # AdamW's first step divides a gradient by its own size: where that is rounding alone, its sign would be chance.
+         "adam_epsilon": 1e-6}  # fmt: skip
 LORA = {"lora": {"rank": 4}}
 KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "sft": ("sft", "sft", {"eval_fraction": 0.2, "eval_steps": 7}),

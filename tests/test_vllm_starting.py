@@ -82,9 +82,10 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
 
 def test_a_server_that_never_answers_is_ended(tmp_path: Path) -> None:
     config = fake(tmp_path, "import time; time.sleep(60)").replace(start_timeout_s=0.5)
+    before = set(psutil.Process().children(recursive=True))
     with pytest.raises(UserError, match="does not answer in time"):
         start_servers(config, arguments, tmp_path / "server", whole=True, cpu=True, say=print)
-    assert not [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    assert not [p for p in psutil.Process().children(recursive=True) if p not in before and p.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="what ends a server with its killed parent is Linux's own")
