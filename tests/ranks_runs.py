@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,29 +11,38 @@ from pathlib import Path
 from typing import Any
 
 from tests.whole_runs import weights
+from tether.launch import free_port
 
 ROOT = Path(__file__).parents[1]
+
+
+def processes(n: int, command: Sequence[str], stdout: int, **environment: str) -> list[subprocess.Popen[str]]:
+    """`n` processes that are each other's ranks."""
+    here = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(n), "OMP_NUM_THREADS": "1"}
+    return [
+        subprocess.Popen(
+            command,
+            env={**here, **environment, "RANK": str(i), "LOCAL_RANK": str(i)},
+            cwd=ROOT,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(n)
+    ]
 
 
 def start(n: int, specs: Sequence[dict[str, Any]], root: Path) -> tuple[Path, list[subprocess.Popen[str]]]:
     """`n` ranks of `ranks_worker.py` at the given {name, command, settings, folder}s."""
     path = root / f"specs-{n}.json"
     path.write_text(json.dumps(specs))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    here = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(n), "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-m", "tests.ranks_worker", str(path)]
-    return path, [
-        subprocess.Popen(words, cwd=ROOT, env={**here, "RANK": str(i)}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        for i in range(n)
-    ]
+    return path, processes(n, [sys.executable, "-m", "tests.ranks_worker", str(path)], subprocess.DEVNULL)
 
 
-def finish(path: Path, processes: Sequence[subprocess.Popen[str]]) -> list[dict[str, Any]]:
+def finish(path: Path, workers: Sequence[subprocess.Popen[str]]) -> list[dict[str, Any]]:
     """What each rank has seen."""
-    complaints = [p.communicate(timeout=280)[1] for p in processes]
-    assert [p.returncode for p in processes] == [0] * len(processes), "\n".join(complaints)[-4000:]
+    complaints = [p.communicate(timeout=280)[1] for p in workers]
+    assert [p.returncode for p in workers] == [0] * len(workers), "\n".join(complaints)[-4000:]
     seen: list[dict[str, Any]] = json.loads(path.with_suffix(".seen.json").read_text())
     return seen
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.ranks_runs import processes
 from tests.tiny import save_tiny, tiny_config
 from tether import cli, link, plan
 from tether.cluster import Cluster
@@ -212,22 +211,7 @@ def test_ranks_hold_and_receive_what_is_planned(tiny: Path, tmp_path: Path, rank
 
 def start(ranks: int, command: list[str], environment: dict[str, str]) -> list[list[str]]:
     """The lines that each rank prints."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
-    common |= {"PYTHONPATH": str(ROOT / "bench" / "ranks_watch"), **environment}
-    workers = [
-        subprocess.Popen(
-            command,
-            env={**common, "RANK": str(n), "LOCAL_RANK": str(n)},
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for n in range(ranks)
-    ]
+    workers = processes(ranks, command, subprocess.PIPE, PYTHONPATH=str(ROOT / "bench" / "ranks_watch"), **environment)
     try:
         told = [worker.communicate(timeout=100) for worker in workers]
     finally:

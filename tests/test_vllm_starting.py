@@ -88,7 +88,9 @@ def test_a_server_that_never_answers_is_ended(tmp_path: Path) -> None:
     assert not [p for p in psutil.Process().children(recursive=True) if p not in before and p.status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="what ends a server with its killed parent is Linux's own")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="prctl(PR_SET_PDEATHSIG), which ends a server when its parent is killed, is in Linux alone"
+)
 def test_a_run_that_is_killed_leaves_no_server(tmp_path: Path) -> None:
     config = fake(tmp_path, HEALTHY)
     code = (

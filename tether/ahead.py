@@ -23,14 +23,14 @@ from tether.stopwatch import Stopwatch
 
 
 class Remote(Protocol):
-    """`tether.engines.vllm.VLLMSampler` on the first rank, `Follower` on the others."""
+    """`tether.engines.vllm.VLLMSampler` on the first rank, `Listener` on the others."""
 
     def refresh(self, version: int | None = None) -> None: ...
     def begin(self, requests: Sequence[Request]) -> Callable[[], list[Completion]]: ...
     def told(self) -> list[str]: ...
 
 
-class Follower:
+class Listener:
     """A rank that asks no server: it takes part in gathering the weights, and hears what the first rank was answered."""
 
     def __init__(self, write: Callable[[int], object]) -> None:

@@ -84,10 +84,10 @@ def save_checkpoint(
         model.write_weights(fresh)
         if ranks.size() > 1:
             sharded_state.write(update, optimizer["tensors"], fresh / PARTS)
+        else:
+            save_file({k: v.contiguous() for k, v in optimizer["tensors"].items()}, fresh / OPTIMIZER)
         if ranks.first():
-            if ranks.size() == 1:
-                save_file({k: v.contiguous() for k, v in optimizer["tensors"].items()}, fresh / OPTIMIZER)
-            _write_rest(fresh, step, {**optimizer["scalars"], "tensors": sorted(optimizer["tensors"])}, extra)
+            _write_rest(fresh, step, optimizer["scalars"], extra)
     if keep is not None and ranks.first():
         for old in checkpoints(run.folder)[:-keep]:
             if old != target:
@@ -178,22 +178,12 @@ def _restore(folder: Path, model: Checkpointable, update: Update) -> Resumed:
     if state["format"] != FORMAT:
         raise UserError(f"was written in format {state['format']}, this is format {FORMAT}", where=str(folder), remedy="Use that version.")
     model.read_weights(folder)
-    update.load_state_dict({"tensors": _optimizer(folder, state["update"], update), "scalars": state["update"]}, where=str(folder))
+    update.check_names(state["update"], where=str(folder))
+    parts = (folder / PARTS).is_dir()
+    tensors = sharded_state.read(update, folder / PARTS) if parts else sharded_state.parts_of(update, load_file(folder / OPTIMIZER))
+    update.load_state_dict({"tensors": tensors, "scalars": state["update"]}, where=str(folder))
     set_random_state(state["python"], state["numpy"], load_file(folder / RANDOM))
     return Resumed(step=int(state["step"]), extra=dict(state["extra"]), folder=folder)
-
-
-def _optimizer(folder: Path, scalars: Mapping[str, Any], update: Update) -> dict[str, Tensor]:
-    """This rank's part of the optimiser's state, from however many ranks."""
-    if not (folder / PARTS).is_dir():
-        return sharded_state.parts_of(update, load_file(folder / OPTIMIZER))
-    if foreign := sorted({name.rpartition("|")[0] for name in scalars["tensors"]} - set(update.parameters)):
-        raise UserError(
-            f"the optimiser state names {foreign[0]!r}, which is not trained here",
-            where=str(folder),
-            remedy="The checkpoint belongs to other settings; resume with the recipe it was made with.",
-        )
-    return sharded_state.read(update, scalars["tensors"], folder / PARTS)
 
 
 def sha256(path: Path) -> str:

@@ -140,29 +140,21 @@ def run(words: Sequence[str] | None = None) -> int:
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else 0 if done.code is None else 1
     except UserError as error:
-        return _tell(f"error: {error}", 2)
+        return ranks.last_word(f"error: {error}", 2)
     except RankLost as error:
         from tether.peers import launched
 
-        return 1 if launched() else _tell(f"error: {error}", 1)
+        return 1 if launched() else ranks.last_word(f"error: {error}", 1)
     except KeyboardInterrupt:
-        return _tell("stopped", 130)
+        return ranks.last_word("stopped", 130)
     except Exception as error:
         if not ranks.may_speak():
             return 1
         kept = _keep_traceback(error)
-        return _tell(
+        return ranks.last_word(
             f"error: {type(error).__name__}: {error}\nThis is a fault in tether, not in your command. The traceback is in {kept}", 1
         )
     return 0
-
-
-def _tell(text: str, code: int) -> int:
-    """What ended the command, said by one rank where there are several."""
-    if ranks.may_speak():
-        print(text, file=sys.stderr)
-        ranks.verdict(code)
-    return code
 
 
 def _keep_traceback(error: Exception) -> Path:

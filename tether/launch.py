@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,7 +33,7 @@ def launch(words: Sequence[str], n: int) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // n)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads_each(n)))
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     os.environ.setdefault("GLOO_LOG_LEVEL", "FATAL")
     config = LaunchConfig(
@@ -103,8 +104,17 @@ def _refuse_without_devices(n: int) -> None:
         )
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def threads_each(n: int) -> int:
+    """How many threads each of `n` processes has of this machine's processors, as far as this process may use them."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // n)
+
+
+def free_port() -> int:
+    """A port of this machine's own address that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
 
 from tether.errors import UserError
+from tether.launch import free_port, threads_each
 
 SMALL, LARGE = 2**16, 2**24  # bytes of one rank's part
 ROUNDS = 5
@@ -35,11 +35,8 @@ class Link:
 def measure(ranks: int, *, threads: int | None = None) -> Link:
     """Between `ranks` processes of this machine, as training starts them: gloo, and the cores shared among them; NCCL where each has
     a device of its own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
-    common["OMP_NUM_THREADS"] = str(threads or max(1, (os.cpu_count() or 1) // ranks))
+    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
+    common["OMP_NUM_THREADS"] = str(threads or threads_each(ranks))
     workers = [
         subprocess.Popen(
             [sys.executable, "-m", "tether.link"],

@@ -223,8 +223,7 @@ class Loop:
 
     def _refuse_broken_weights(self) -> None:
         """No checkpoint and no result is ever written from weights that are not finite: it would push out the last good one."""
-        mine = [name for name, p in self.update.parameters.items() if not all_finite(p)]
-        broken = sorted({name for names in ranks.gather(mine) for name in names})
+        broken = ranks.union(name for name, p in self.update.parameters.items() if not all_finite(p))
         if broken:
             saved = self.run.checkpoints()
             raise Diverged(

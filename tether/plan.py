@@ -25,7 +25,8 @@ from tether.errors import UserError
 from tether.hub import first_line, quiet
 from tether.layout import layout_of
 from tether.models import check_source, fetch_smollm2
-from tether.plan_memory import FLOAT, Part, Size, group_tokens, memory, together
+from tether.plan_memory import Part, Size, group_tokens, memory, together
+from tether.plan_sizes import FLOAT
 from tether.plan_traffic import Flow, passes_of, samples_elsewhere, seconds_of, traffic
 from tether.precision import Precision
 from tether.probe import Cost, measure

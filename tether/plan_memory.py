@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from tether.layout import Layout
+from tether.plan_sizes import FLOAT, HALF
 from tether.precision import Precision
 from tether.probe import Cost
 from tether.recipe import DPORecipe, PPORecipe, RewardRecipe, TrainRecipe
 from tether.rl_recipe import SamplingRecipe
 from tether.row_lengths import RowLengths
 
-FLOAT, HALF = 4, 2
 PROJECTION = 64 * 2**20  # scores of one tile of the vocabulary, their gradient, and what is in passing
 
 Phase = Literal["always", "starting", "training", "sampling"]

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from tether.layout import Layout
 from tether.link import Link
-from tether.plan_memory import FLOAT, Size, frozen_bytes, group_tokens
+from tether.plan_memory import Size, frozen_bytes, group_tokens
+from tether.plan_sizes import FLOAT
 from tether.precision import Precision
 from tether.recipe import GRPORecipe, PPORecipe, TrainRecipe
 from tether.rl_recipe import SamplingRecipe

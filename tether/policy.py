@@ -19,7 +19,7 @@ from tether.engine import Engine
 from tether.errors import UserError
 from tether.packing import Packed
 from tether.precision import Precision
-from tether.sharding import Twin
+from tether.sharding import InParts, Twin
 
 if TYPE_CHECKING:
     from tether.chat import Codec
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tether.run import Run
 
 
-class Policy:
+class Policy(InParts):
     """A language model to train, with the model it started from at hand.
 
     Weights are float32 whatever they are stored in; `precision` is what the matmuls run in. What is trainable:
@@ -46,7 +46,6 @@ class Policy:
         self._reference: Engine | None = None
         self._reference_fingerprint: str | None = None
         self._witness = _witness(model)
-        self._twin: Twin | None = None  # of a sharded model
 
     @classmethod
     def load(
@@ -99,19 +98,6 @@ class Policy:
         self._twin = Twin(self.model)
         self.engine.shard()
 
-    @contextlib.contextmanager
-    def whole(self, *, everywhere: bool = True, in_memory: bool = False) -> Iterator[Any]:
-        """The model in one piece with its weights as they are: itself, or where it is sharded a copy that lasts as long as the block.
-
-        A meeting of all ranks. Without `everywhere` only the first rank's copy has weights, in main memory; with `in_memory` all have them
-        there.
-        """
-        if self._twin is None:
-            yield self.model
-        else:
-            with self._twin.filled(everywhere=everywhere, in_memory=in_memory) as model:
-                yield model
-
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
@@ -132,12 +118,14 @@ class Policy:
 
     def save(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> Path:
         """A model folder (`save_model`), or with an adapter a PEFT folder (`save_adapter`)."""
-        with self.whole(everywhere=False) as model:
-            if ranks.first():
-                if is_adapted(model):
-                    adapters.save_adapter(model, self.tokenizer, folder)
-                else:
-                    models.save_model(model, self.tokenizer, folder, dtype=dtype)
+
+        def write(model: Any) -> None:
+            if is_adapted(model):
+                adapters.save_adapter(model, self.tokenizer, folder)
+            else:
+                models.save_model(model, self.tokenizer, folder, dtype=dtype)
+
+        self.on_first(write)
         return ranks.share(Path(folder))
 
     def save_result(self, run: Run) -> Path:
@@ -161,15 +149,10 @@ class Policy:
 
     def write_weights(self, folder: Path) -> None:
         """For a checkpoint: what training changes, bit for bit."""
-        with self.whole(everywhere=False) as model:
-            if ranks.first():
-                adapters.write_trained(model, self.tokenizer, folder)
+        self.on_first(lambda model: adapters.write_trained(model, self.tokenizer, folder))
 
     def read_weights(self, folder: Path) -> None:
-        with self.whole(in_memory=True) as model:
-            adapters.read_trained(model, folder)
-            if self._twin is not None:
-                self._twin.put_back()
+        self.restored(lambda model: adapters.read_trained(model, folder))
 
     # -- the reference -------------------------------------------------------------------------------------------------
 
@@ -206,32 +189,29 @@ class Policy:
     def untouched(self) -> bool:
         """Whether the trainable weights are still those that were loaded (a sample of each is compared)."""
         with self.whole(in_memory=True) as model:
-            return all(torch.equal(a, b) for a, b in zip(self._witness, _witness(model), strict=True))
+            return self._as_loaded(model)
+
+    def _as_loaded(self, model: Any) -> bool:
+        return all(torch.equal(a, b) for a, b in zip(self._witness, _witness(model), strict=True))
 
     def reference_fingerprint(self) -> str:
         """The reference by content: equal for a model with a fresh adapter and for the model alone."""
         if self._reference_fingerprint is None:
-            if is_adapted(self.model):
-                with self.whole(in_memory=True) as model:
+            with self.whole(in_memory=True) as model:
+                if is_adapted(model):
                     state = adapters.reference_state(model)
                     self._reference_fingerprint = models.fingerprint_of(state, model.get_base_model().config)
-            elif self.untouched():
-                with self.whole(in_memory=True) as model:
-                    self._reference_fingerprint = models.fingerprint(model)
-            else:
-                self._reference_fingerprint = models.fingerprint(self._load_again())
+                else:
+                    self._reference_fingerprint = models.fingerprint(model if self._as_loaded(model) else self._load_again())
         return self._reference_fingerprint
 
     def _frozen_copy(self) -> Engine:
         """An engine over weights that share nothing with the policy's. Under bf16 the matrices are kept in bf16: they are
         rounded to it in every matmul anyway, so the numbers are the same."""
-        if self.untouched():
-            with self.whole(in_memory=True) as whole:
-                model = copy.deepcopy(whole)
-        else:
-            model = self._load_again()
-            if self._twin is None:
-                model.to(self.device)
+        with self.whole(in_memory=True) as whole:
+            model = copy.deepcopy(whole) if self._as_loaded(whole) else self._load_again()
+        if self._twin is None:  # else each layer goes to its device as it is sharded
+            model.to(self.device)
         for parameter in model.parameters():
             parameter.grad = None
         model.requires_grad_(False)

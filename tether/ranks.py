@@ -10,7 +10,8 @@ import contextlib
 import datetime
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -90,12 +91,15 @@ def may_speak() -> bool:
     return peers is None or peers.claim()
 
 
-def verdict(code: int) -> None:
-    """Leave the exit code for whoever started the ranks; the one that speaks does."""
-    if wanted() > 1:
-        from tether.peers import EXIT, leave_word
+def last_word(text: str, code: int) -> int:
+    """What ended the command, said by one rank where there are several, which leaves the exit code for whoever started them. Returns it."""
+    if may_speak():
+        print(text, file=sys.stderr)
+        if wanted() > 1:
+            from tether.peers import EXIT, leave_word
 
-        leave_word(EXIT, str(code))
+            leave_word(EXIT, str(code))
+    return code
 
 
 def again(run: Path) -> str:
@@ -153,6 +157,11 @@ def total(numbers: Mapping[str, float]) -> dict[str, float]:
         for name, number in part.items():
             out[name] = out.get(name, 0.0) + number
     return out
+
+
+def union(names: Iterable[str]) -> list[str]:
+    """Every name that any rank has, once."""
+    return list(dict.fromkeys(name for part in gather(list(names)) for name in part))
 
 
 def summed(tensor: Tensor) -> Tensor:

@@ -6,11 +6,10 @@ own `...ForSequenceClassification`, so a saved folder is a reward model for tran
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,13 +21,14 @@ from torch import Tensor, nn
 from tether import adapters, models, ranks
 from tether import precision as arithmetic
 from tether.adapters import is_adapted
+from tether.batch import Example
 from tether.engine import Engine
 from tether.errors import UserError
 from tether.headed import classifier_class, set_pad_token
 from tether.packing import Packed, own_parts, pack
 from tether.policy import options_of, record
 from tether.precision import Precision
-from tether.sharding import Twin
+from tether.sharding import InParts, Twin
 
 if TYPE_CHECKING:
     from tether.chat import Codec
@@ -39,7 +39,7 @@ SIDE_FILE = "scalar.json"  # what a model folder has no place for: mean, std and
 HEAD = "score.weight"
 
 
-class ScalarModel:
+class ScalarModel(InParts):
     """A reward model. Scores depend on a prompt and an answer alone, never on what else is in the batch.
 
     `mean` and `std` say where its scores lie (`set_normalisation`), `lcb` how much the spread of several heads counts.
@@ -49,7 +49,6 @@ class ScalarModel:
         self.model, self.tokenizer, self.engine = model, tokenizer, engine
         self.precision: Precision = engine.precision
         self.mean, self.std, self.lcb = mean, std, lcb
-        self._twin: Twin | None = None  # of a sharded model
 
     @classmethod
     def load(
@@ -110,15 +109,6 @@ class ScalarModel:
         """Leave each rank its part of every weight."""
         self._twin = Twin(self.model)
         self.engine.shard(self.model)
-
-    @contextlib.contextmanager
-    def whole(self, *, everywhere: bool = True, in_memory: bool = False) -> Iterator[Any]:
-        """As `Policy.whole`."""
-        if self._twin is None:
-            yield self.model
-        else:
-            with self._twin.filled(everywhere=everywhere, in_memory=in_memory) as model:
-                yield model
 
     @property
     def device(self) -> torch.device:
@@ -186,15 +176,19 @@ class ScalarModel:
             for note in rendered[-1].notes:
                 if note.action == "drop":
                     raise UserError(note.what, where=f"text {sum(len(r.answers) for r in rendered) + 1}", remedy=note.remedy)
-        examples = self.codec.examples(rendered)
+        out = self.score_examples(self.codec.examples(rendered), tokens_per_micro_batch)
+        return ((out - self.mean) / self.std if normalised else out).tolist()
+
+    @torch.no_grad()
+    def score_examples(self, examples: Sequence[Example], tokens_per_micro_batch: int) -> Tensor:
+        """Combined scores of every answer, in order of examples then answers, (A,) in main memory; over several ranks on all of them."""
         starts = [0, *itertools.accumulate(len(e.answers) for e in examples)]
         out = torch.zeros(starts[-1])
         for part in own_parts(examples, tokens_per_micro_batch):
             packed = pack([examples[i] for i in part], device=self.device)
             places = [place for i in part for place in range(starts[i], starts[i + 1])]
             out[torch.tensor(places, dtype=torch.long)] = self.combine(self.scores(packed)).float().cpu()
-        out = ranks.summed(out)  # an answer's score is 0 on all ranks but the one that computed it
-        return ((out - self.mean) / self.std if normalised else out).tolist()
+        return ranks.summed(out)  # an answer's score is 0 on all ranks but the one that computed it
 
     # -- trained and kept ----------------------------------------------------------------------------------------------
 
@@ -208,26 +202,27 @@ class ScalarModel:
         Without an adapter the weights are stored as float32 unless `dtype` says otherwise: scores come back bit for bit.
         """
         files = {SIDE_FILE: self._side_file()}
-        with self.whole(everywhere=False) as model:
-            if ranks.first():
-                if is_adapted(model):
-                    adapters.save_adapter(model, self.tokenizer, folder, files=files)
-                else:
-                    models.save_model(model, self.tokenizer, folder, dtype=dtype or model.dtype, files=files)
+
+        def write(model: Any) -> None:
+            if is_adapted(model):
+                adapters.save_adapter(model, self.tokenizer, folder, files=files)
+            else:
+                models.save_model(model, self.tokenizer, folder, dtype=dtype or model.dtype, files=files)
+
+        self.on_first(write)
         return ranks.share(Path(folder))
 
     def write_weights(self, folder: Path) -> None:
         """For a checkpoint: what training changes, bit for bit."""
-        with self.whole(everywhere=False) as model:
-            if ranks.first():
-                adapters.write_trained(model, self.tokenizer, folder)
-                (folder / SIDE_FILE).write_text(self._side_file())
+
+        def write(model: Any) -> None:
+            adapters.write_trained(model, self.tokenizer, folder)
+            (folder / SIDE_FILE).write_text(self._side_file())
+
+        self.on_first(write)
 
     def read_weights(self, folder: Path) -> None:
-        with self.whole(in_memory=True) as model:
-            adapters.read_trained(model, folder)
-            if self._twin is not None:
-                self._twin.put_back()
+        self.restored(lambda model: adapters.read_trained(model, folder))
         side = _read_side_file(folder / SIDE_FILE)
         self.mean, self.std = side["mean"], side["std"]
 

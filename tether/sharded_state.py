@@ -6,14 +6,13 @@ torch.distributed.checkpoint cuts and joins; its safetensors format is used beca
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from tether import ranks
-from tether.sharding import as_sharded, own, part_of, sharded
+from tether.sharding import as_sharded, part_of
 from tether.step import Update
 
 STEP = "step"  # of one entry: kept as a vector of one number, because the reader cuts every tensor along its first dimension
@@ -24,22 +23,25 @@ def write(update: Update, tensors: dict[str, Tensor], folder: Path) -> None:
     import torch.distributed.checkpoint as dcp
 
     whole = {
-        name: value.reshape(1) if value.dim() == 0 else as_sharded(value, _like(update, name, value)) for name, value in tensors.items()
+        name: value.reshape(1) if _entry(name) == STEP else as_sharded(value, update.parameters[_parameter(name)])
+        for name, value in tensors.items()
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.save(whole, storage_writer=dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True), no_dist=ranks.size() == 1)
+        dcp.save(whole, storage_writer=dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True))
 
 
-def read(update: Update, names: Sequence[str], folder: Path) -> dict[str, Tensor]:
-    """This rank's part of the tensors called `names`, whoever wrote them."""
+def read(update: Update, folder: Path) -> dict[str, Tensor]:
+    """This rank's part of what lies there, whoever wrote it; all of it belongs to parameters of `update`."""
     import torch.distributed.checkpoint as dcp
 
+    reader = dcp.HuggingFaceStorageReader(str(folder))
+    names = reader.read_metadata().state_dict_metadata
     parts = {name: torch.empty(1) if _entry(name) == STEP else torch.empty_like(update.masters[_parameter(name)]) for name in names}
     whole = {name: as_sharded(part, update.parameters[_parameter(name)]) if _entry(name) != STEP else part for name, part in parts.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.load(whole, storage_reader=dcp.HuggingFaceStorageReader(str(folder)), no_dist=ranks.size() == 1)
+        dcp.load(whole, storage_reader=reader, no_dist=ranks.size() == 1)
     return {name: part.reshape(()) if _entry(name) == STEP else part.detach() for name, part in parts.items()}
 
 
@@ -49,11 +51,6 @@ def parts_of(update: Update, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         name: value if _entry(name) == STEP else part_of(value, update.parameters.get(_parameter(name), value))
         for name, value in tensors.items()
     }
-
-
-def _like(update: Update, name: str, value: Tensor) -> Tensor:
-    parameter = update.parameters[_parameter(name)]
-    return parameter if sharded(parameter) and own(parameter).shape == value.shape else value
 
 
 def _parameter(name: str) -> str:

@@ -92,6 +92,39 @@ def as_sharded(part: Tensor, like: Any) -> Tensor:
     return DTensor.from_local(part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride())
 
 
+class InParts:
+    """What holds a model that may be sharded: `model`, and once every rank has only its part of it, its twin."""
+
+    model: Any
+    _twin: Twin | None = None
+
+    @contextlib.contextmanager
+    def whole(self, *, everywhere: bool = True, in_memory: bool = False) -> Iterator[Any]:
+        """The model in one piece with its weights as they are: itself, or where it is sharded a copy that lasts as long as the block.
+
+        A meeting of all ranks. Without `everywhere` only the first rank's copy has weights, in main memory; with `in_memory` all have them
+        there.
+        """
+        if self._twin is None:
+            yield self.model
+        else:
+            with self._twin.filled(everywhere=everywhere, in_memory=in_memory) as model:
+                yield model
+
+    def on_first(self, write: Callable[[Any], object]) -> None:
+        """`write(model)` of the model in one piece, on the first rank alone. A meeting of all ranks."""
+        with self.whole(everywhere=False) as model:
+            if ranks.first():
+                write(model)
+
+    def restored(self, read: Callable[[Any], object]) -> None:
+        """`read(model)` puts other weights into the model in one piece; every rank takes over its part. A meeting of all ranks."""
+        with self.whole(in_memory=True) as model:
+            read(model)
+            if self._twin is not None:
+                self._twin.put_back()
+
+
 class Twin:
     """The model in one piece: its modules copied before they are sharded, without weights until `filled`."""
 

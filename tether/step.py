@@ -19,6 +19,7 @@ from tether import ranks
 from tether.errors import UserError
 from tether.sharding import own, sharded
 
+OTHER_SETTINGS = "The checkpoint belongs to other settings; resume with the recipe it was made with."
 PATIENCE = 5  # steps in a row that may be refused before the run stops
 
 
@@ -156,7 +157,7 @@ class Update:
 
     def _culprit(self) -> str:
         bad = [n for n, p in self.parameters.items() if p.grad is not None and not all_finite(p.grad)]
-        bad = sorted({name for names in ranks.gather(bad) for name in names})
+        bad = ranks.union(bad)
         return f"{bad[0]} and {len(bad) - 1} more" if len(bad) > 1 else bad[0] if bad else "its norm overflows"
 
     # -- to and from disk ----------------------------------------------------------------------------------------------
@@ -172,22 +173,26 @@ class Update:
         scalars = {"applied": self.applied, "refused_in_row": self.refused_in_row, "parameters": sorted(self.parameters)}
         return {"tensors": tensors, "scalars": scalars}
 
-    def load_state_dict(self, state: Mapping[str, Any], *, where: str | None = None) -> None:
-        """Put back what `state_dict` gave. Names and shapes must be those of this update's parameters, or UserError."""
-        remedy = "The checkpoint belongs to other settings; resume with the recipe it was made with."
-        theirs, ours = set(state["scalars"]["parameters"]), set(self.parameters)
+    def check_names(self, scalars: Mapping[str, Any], *, where: str | None = None) -> None:
+        """UserError unless the `scalars` of a state are those of the parameters that are trained here."""
+        theirs, ours = set(scalars["parameters"]), set(self.parameters)
         if theirs != ours:
             name = min(theirs ^ ours)
             what = f"the checkpoint trained {name}, which is not trained here" if name in theirs else f"{name} was not trained then"
-            raise UserError(what, where=where, remedy=remedy)
+            raise UserError(what, where=where, remedy=OTHER_SETTINGS)
+
+    def load_state_dict(self, state: Mapping[str, Any], *, where: str | None = None) -> None:
+        """Put back what `state_dict` gave. Names and shapes must be those of this update's parameters, or UserError."""
+        self.check_names(state["scalars"], where=where)
+        ours = set(self.parameters)
         found: dict[str, dict[str, Tensor]] = {}
         for full_name, tensor in state["tensors"].items():
             name, _, key = full_name.rpartition("|")
             if name not in ours:
-                raise UserError(f"the optimiser state names {name!r}, which is not trained here", where=where, remedy=remedy)
+                raise UserError(f"the optimiser state names {name!r}, which is not trained here", where=where, remedy=OTHER_SETTINGS)
             if key != "step" and tensor.shape != self.masters[name].shape:
                 shapes = f"{list(tensor.shape)}, here it is {list(self.masters[name].shape)}"
-                raise UserError(f"the optimiser state of {name} is {shapes}", where=where, remedy=remedy)
+                raise UserError(f"the optimiser state of {name} is {shapes}", where=where, remedy=OTHER_SETTINGS)
             found.setdefault(name, {})[key] = tensor
         for name, entries in found.items():
             master = self.masters[name]

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tether import preferences, ranks, stats
+from tether import preferences, stats
 from tether.batch import Example
 from tether.chat import encode_rankings
 from tether.loop import Loop, Tally
 from tether.losses.reward_model import reward_model_loss
-from tether.packing import own_parts, pack
+from tether.packing import pack
 from tether.recipe import RewardRecipe
 from tether.run import Run
 from tether.scalar import ScalarModel
@@ -61,7 +61,7 @@ def train(recipe: RewardRecipe, run: Run) -> dict[str, Any]:
                 evaluate(recipe, model, held_out, run, loop.step)
 
     # 3. The offset and scale of its scores, so that a later run can start from mean zero; then the result.
-    seen = score_all(model, examples[:512], recipe.tokens_per_micro_batch)
+    seen = model.score_examples(examples[:512], recipe.tokens_per_micro_batch)
     model.set_normalisation(mean=float(seen.mean()), std=float(seen.std()))
     summary: dict[str, Any] = {"steps": loop.step, "prompts": len(examples)}
     if held_out:
@@ -132,24 +132,9 @@ class Duels:
         )
 
 
-@torch.no_grad()
-def score_all(model: ScalarModel, examples: Sequence[Example], tokens_per_micro_batch: int) -> Tensor:
-    """Scores of every answer, in order of examples then answers: (A,), by the rule that will be used (mean - lcb x std)."""
-    parts = own_parts(examples, tokens_per_micro_batch)
-    starts = [0]
-    for example in examples:
-        starts.append(starts[-1] + len(example.answers))
-    out = torch.zeros(starts[-1])
-    for part in parts:
-        scores = model.combine(model.scores(pack([examples[i] for i in part], device=model.device))).float().cpu()
-        places = [place for i in part for place in range(starts[i], starts[i + 1])]
-        out[torch.tensor(places, dtype=torch.long)] = scores
-    return ranks.summed(out)
-
-
 def evaluate(recipe: RewardRecipe, model: ScalarModel, held_out: list[Example], run: Run, step: int) -> dict[str, Any]:
     """Accuracy with interval, calibration curve, and how far score and length go together, on prompts never trained on."""
-    scores = score_all(model, held_out, recipe.tokens_per_micro_batch)
+    scores = model.score_examples(held_out, recipe.tokens_per_micro_batch)
     gaps: list[float] = []
     longer_wins: list[bool] = []
     lengths: list[int] = []

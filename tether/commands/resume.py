@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 from typing import Annotated
@@ -10,21 +9,17 @@ from typing import Annotated
 import typer
 
 from tether import ranks
+from tether.commands.train import Ranks, go, on_ranks, shared_run
 from tether.run import Run
 
 
 def resume(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory.")],
-    n: Annotated[
-        int | None, typer.Option("--ranks", help="Processes on this machine that share the work, by torchrun.", metavar="N")
-    ] = None,
+    n: Ranks = None,
 ) -> None:
     """Continue a run that was stopped: same recipe, same rows, same numbers as if it had not been."""
-    from tether.commands.train import go, launched, several, shared_run
-
-    if several(n):
-        raise typer.Exit(launched(["resume", str(run)], n))
-    with ranks.joined() if ranks.wanted() > 1 else contextlib.nullcontext():
+    on_ranks(n, ["resume", str(run)])
+    with ranks.joined():
         folder = at_home(run)
         with shared_run(lambda: _opened(folder), folder) as opened:
             if ranks.share(opened.finished):

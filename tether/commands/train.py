@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -75,11 +73,10 @@ def train(command: str, words: list[str] | None, n: int | None = None, **flags: 
     from tether.config import FLAGS, configure, split_words
 
     file, overrides = split_words(words or [])
-    with ranks.joined() if ranks.wanted() > 1 else contextlib.nullcontext():
+    with ranks.joined():
         configured = configure(file, overrides, command=command, flags=flags)
-        if several(n):
-            options = [word for name, value in flags.items() if value is not None for word in (FLAGS[name], str(value))]
-            raise typer.Exit(launched([command, *(words or []), *options], n))
+        options = [word for name, value in flags.items() if value is not None for word in (FLAGS[name], str(value))]
+        on_ranks(n, [command, *(words or []), *options])
         folder = ranks.share(configured.folder)
         with shared_run(lambda: Run.create(folder, configured.recipe, command), folder) as run:
             for note in configured.notes:
@@ -88,15 +85,13 @@ def train(command: str, words: list[str] | None, n: int | None = None, **flags: 
             go(run)
 
 
-def several(n: int | None) -> bool:
-    """Whether the command has to start ranks: not when it is one of them."""
-    return n is not None and n != 1 and ranks.wanted() == 1
-
-
-def launched(words: list[str], n: int | None) -> int:
+def on_ranks(n: int | None, words: list[str]) -> None:
+    """Where ranks are asked for that are not there yet: start them with the command line `words`, and end as they do."""
+    if n is None or n == 1 or ranks.wanted() > 1:
+        return
     from tether.launch import launch
 
-    return launch(words, 1 if n is None else n)
+    raise typer.Exit(launch(words, n))
 
 
 def shared_run(open_run: Callable[[], Run], folder: Path) -> Run:
@@ -129,10 +124,7 @@ def go(run: Run) -> None:
     try:
         summary = algorithm.train(recipe, run)
     except Interrupted as stopped:
-        if ranks.may_speak():
-            print(stopped, file=sys.stderr)
-            ranks.verdict(130)
-        raise typer.Exit(130) from None
+        raise typer.Exit(ranks.last_word(str(stopped), 130)) from None
     except UserError as error:
         run.note("error", str(error))
         raise

@@ -12,7 +12,7 @@ import torch
 
 from tether import ranks
 from tether.adapters import TRAINED, is_adapted
-from tether.ahead import Follower, Plan, Remote, Source
+from tether.ahead import Listener, Plan, Remote, Source
 from tether.batch import Example
 from tether.engines.local import end_ids
 from tether.engines.sampling import Sampling
@@ -44,7 +44,7 @@ def remote_source(
     check_key(recipe.engine.key_env, "engine.key_env")
     here = Path(run.folder) / FOLDER
     weights = Weights(policy, Path(recipe.engine.weights).expanduser() if recipe.engine.weights else here)
-    sampler: Remote = Follower(weights.write)
+    sampler: Remote = Listener(weights.write)
     positions = None
     if ranks.first():
         servers = _servers(recipe, policy, here, run)

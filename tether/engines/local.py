@@ -252,7 +252,7 @@ class LocalSampler:
             s = live[int(str(error))]
             raise UserError(
                 f"the model's scores after {len(s.tokens)} tokens of the completion are not numbers",
-                where=_where(s.group.request, s.group.index),
+                where=place_of(s.group.request, s.group.index),
                 remedy="Its weights are broken (look for NaN in the run that made them), or bf16 overflows: try fp32.",
             ) from None
         for s, token, logp, sampling_logp in zip(
@@ -307,7 +307,7 @@ class LocalSampler:
         limit = self.positions
         vocabulary = getattr(config_of(self.model), "vocab_size", None)
         for i, request in enumerate(requests):
-            where = _where(request, i)
+            where = place_of(request, i)
             if not request.prompt:
                 raise UserError("the prompt has no tokens", where=where, remedy="Give at least one token, such as the begin token.")
             if request.n < 0:
@@ -329,7 +329,8 @@ class LocalSampler:
                 raise UserError("stop strings need a tokenizer", where=where, remedy="Make the sampler with a tokenizer.")
 
 
-def _where(request: Request, index: int) -> str:
+def place_of(request: Request, index: int) -> str:
+    """What errors call a request."""
     return request.where or f"request {index}"
 
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from tether.engine_recipe import EngineConfig
 from tether.engines.server import Server
 from tether.engines.wire import NEEDED
 from tether.errors import UserError
+from tether.launch import free_port
 
 # Ends the server when this process is gone, however it went (Linux); then becomes the server.
 LEASH = (
@@ -92,12 +92,6 @@ def start_servers(
         raise
     say(f"vLLM answers after {time.monotonic() - began:.0f} s")
     return servers
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _start(words: list[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:

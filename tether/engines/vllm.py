@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 
 from tether.engines import wire
 from tether.engines.gate import Gate
-from tether.engines.local import Completion, OnDone, OnToken, Request
+from tether.engines.local import Completion, OnDone, OnToken, Request, place_of
 from tether.engines.server import Server
 from tether.errors import UserError
 from tether.http_json import Final, Passing
@@ -156,7 +156,7 @@ class VLLMSampler:
         except Final as error:
             if error.status == 404 and self.weights.adapted:
                 raise Passing(f"it has lost the adapter ({error})") from None
-            raise UserError(f"the server at {server.url} refuses it ({error})", where=request.where or f"request {index}") from None
+            raise UserError(f"the server at {server.url} refuses it ({error})", where=place_of(request, index)) from None
         return wire.answers(reply, request, index, self.end_ids, self._decode, server.url)
 
     def _decode(self, tokens: Sequence[int]) -> str:
@@ -165,7 +165,7 @@ class VLLMSampler:
     def _check(self, requests: Sequence[Request]) -> None:
         limit = self.positions
         for i, request in enumerate(requests):
-            where = request.where or f"request {i}"
+            where = place_of(request, i)
             wire.check_sampling(request.sampling, where)
             if not request.prompt:
                 raise UserError("the prompt has no tokens", where=where, remedy="Give at least one token, such as the begin token.")

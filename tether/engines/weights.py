@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from tether import ranks
 from tether.adapters import is_adapted, write_adapter
 from tether.errors import UserError
 from tether.models import load_model, save_model, write_model
@@ -32,20 +31,22 @@ class Weights:
         """Name and folder of the weights as they are now. A meeting of all ranks; the first one writes."""
         name = f"{'adapter' if self.adapted else 'weights'}-{self.mark}-{version:06d}"
         folder = self.root / name
-        with self.policy.whole(everywhere=False) as model:
-            if ranks.first():
-                try:
-                    folder.mkdir(parents=True, exist_ok=True)
-                    if self.adapted:
-                        write_adapter(model, None, folder)
-                    else:
-                        write_model(model, None, folder, dtype=served_dtype(self.policy))
-                except OSError as error:
-                    raise UserError(
-                        f"the weights cannot be written there for the servers: {error.strerror}",
-                        where=str(self.root),
-                        remedy="See engine.weights.",
-                    ) from error
+
+        def put(model: Any) -> None:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                if self.adapted:
+                    write_adapter(model, None, folder)
+                else:
+                    write_model(model, None, folder, dtype=served_dtype(self.policy))
+            except OSError as error:
+                raise UserError(
+                    f"the weights cannot be written there for the servers: {error.strerror}",
+                    where=str(self.root),
+                    remedy="See engine.weights.",
+                ) from error
+
+        self.policy.on_first(put)
         return name, folder
 
     def forget(self, keep: Collection[str]) -> None:
