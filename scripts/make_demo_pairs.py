@@ -32,7 +32,9 @@ UNWANTED = re.compile(
     r"\b(kill\w*|murder\w*|suicid\w*|rap(e|ed|ist)|sex\w*|nud(e|ity)|porn\w*|drug\w*|cocaine|heroin|terror\w*|bomb\w*|gun\w*|shoot\w*|weapon\w*"
     r"|nazi\w*|hitler|jew\w*|muslim\w*|islam\w*|christian\w*|god|jesus|allah|racis\w*|slave\w*|black (man|men|woman|women|people)|whites?\b people"
     r"|gay|lesbian|abus\w*|tortur\w*|hell|damn\w*|shit\w*|fuck\w*|bitch\w*|bastard\w*|ass|crap|stupid|idiot\w*|dead|death|die[sd]?|dying|corpse\w*"
-    r"|blood\w*|cancer|abortion|trump|biden|obama|putin|drunk\w*|alcohol\w*|hate[sd]?|hatred|whore|slut|knife|stab\w*|war|wars|violen\w*)\b",
+    r"|blood\w*|cancer|abortion|trump|biden|obama|putin|drunk\w*|alcohol\w*|hate[sd]?|hatred|whore|slut|knife|stab\w*|war|wars|violen\w*"
+    r"|palestin\w*|israel\w*|satan\w*|cleric\w*|preacher\w*|biblical|crusade\w*|lord|prayers?|handicapped|disabilit\w*|human head|carnage"
+    r"|dumb|shut up|cops?|poop|trauma\w*|curvy|sickly)\b",
     re.IGNORECASE,
 )
 READABLE = re.compile(r"^[\x20-\x7e\n“”‘’–—…é°]+$")
@@ -70,21 +72,15 @@ def sample_two(model: Any, tokenizer: Any, prompts: list[str], seed: int) -> tup
             text = tokenizer.decode(ids, skip_special_tokens=True).strip()
             n_sampled += 1
             n_cut += ids[-1] != tokenizer.eos_token_id
-            if usable(ids, text, tokenizer.eos_token_id) and text not in [t for t, _ in found[i]]:
+            if usable(ids, text) and text not in [t for t, _ in found[i]]:
                 found[i].append((text, len(ids)))
     return found, n_sampled, n_cut
 
 
-def usable(ids: list[int], text: str, end_id: int) -> bool:
-    """Ended by itself within the limit, long enough to differ in something, and fit to print."""
+def usable(ids: list[int], text: str) -> bool:
+    """Long enough to differ in something, and fit to print; whether the answer ended by itself or was cut at the limit."""
     words = text.split()
-    return (
-        ids[-1] == end_id
-        and MIN_TOKENS <= len(ids) <= MAX_TOKENS
-        and len(words) >= 5
-        and not UNWANTED.search(text)
-        and bool(READABLE.match(text))
-    )
+    return MIN_TOKENS <= len(ids) <= MAX_TOKENS and len(words) >= 5 and not UNWANTED.search(text) and bool(READABLE.match(text))
 
 
 def make_pair(prompt: str, texts: list[tuple[str, int]], rng: random.Random) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.golden_variants import CASES, Batch
 from tests.ppo_runs import Train, batch_of, even, model, moved, odd, rollout, timeless, train, weights
-from tests.test_golden_losses import CASES, Batch
 from tether import rollout as attempts
 from tether.algorithms import grpo, ppo
 from tether.errors import UserError
