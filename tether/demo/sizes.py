@@ -36,8 +36,7 @@ class Size:
 
 
 # 400 pairs in batches of 8 are 50 steps, enough to see everything the page talks about. With half of them, which is what the quick
-# version's reward model gets, it depends on the seed how much of the people's lean to long answers a reward model takes on: over 300
-# answers its score rose by 0.04 (seed 1) or 0.28 (seed 0) standard deviations for every ten tokens.
+# version's reward model gets, it depends more on the seed how much of the people's lean to long answers a reward model takes on.
 FULL = Size(
     pairs=400,
     test_pairs=100,
@@ -53,13 +52,13 @@ FULL = Size(
     batch_online=40,
     online_rate=4e-5,
     seconds={
-        "reward model": 125,
-        "DPO": 131,
-        "GRPO, no tether": 150,
-        "GRPO, tethered": 140,
-        "PPO, no tether": 160,
-        "PPO, tethered": 150,
-        "answers and scores": 230,
+        "reward model": 130,
+        "DPO": 135,
+        "GRPO, no tether": 155,
+        "GRPO, tethered": 155,
+        "PPO, no tether": 165,
+        "PPO, tethered": 155,
+        "answers and scores": 255,
     },
 )
 QUICK = Size(
