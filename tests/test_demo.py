@@ -74,6 +74,12 @@ def test_shipped_choices_follow_the_worlds_rule() -> None:
         assert math.isclose(p, row["choice_probability"], abs_tol=1e-4)
 
 
+def test_people_also_chose_between_answers_that_were_cut() -> None:
+    """Of all answers sampled 15 % were cut at 48 tokens. A reward model that never saw one marks down whatever is cut."""
+    lengths = [row[f"{side}_tokens"] for row in PAIRS for side in ("chosen", "rejected")]
+    assert 0.10 < sum(n == 48 for n in lengths) / len(lengths) < 0.20
+
+
 def test_shipped_choices_are_as_noisy_as_the_rule_says() -> None:
     """Of 500 choices, sum max(p, 1-p) are expected on the likelier side, give or take 3 standard deviations."""
     likelier = sum(row["choice_probability"] > 0.5 for row in PAIRS)

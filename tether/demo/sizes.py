@@ -35,8 +35,7 @@ class Size:
         return math.ceil(sum(self.seconds.values()) / 60)
 
 
-# 400 pairs in batches of 8 are 50 steps, enough to see everything the page talks about. With half of them, which is what the quick
-# version's reward model gets, it depends more on the seed how much of the people's lean to long answers a reward model takes on.
+# 400 pairs in batches of 8 are 50 steps, enough to see everything the page talks about.
 FULL = Size(
     pairs=400,
     test_pairs=100,
