@@ -116,6 +116,12 @@ def test_nothing_in_an_answer_acts(text: str) -> None:
     shown(text)
 
 
+@pytest.mark.parametrize("text", ["[x]()", "\u202e()", "[x](<>)", '[x](<> "title")', "[x](javascript:alert(1)"])
+def test_a_link_without_an_address_is_text(text: str) -> None:
+    assert "<a" not in render(text).html
+    assert shown(text).startswith("[")
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.text(alphabet="<>[]()!\\`*_~#$&;:/\"'=ab \n|-{}^123.\u202e\x00", max_size=60))
 def test_no_text_makes_html_that_acts(text: str) -> None:

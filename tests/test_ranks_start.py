@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -42,11 +43,11 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Command:
     """`tether WORDS` in a process of its own, in a session of its own."""
 
-    def __init__(self, *words: str, launcher: tuple[str, ...] = ()) -> None:
+    def __init__(self, *words: str, launcher: tuple[str, ...] = (), preexec: Callable[[], object] | None = None) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         self.process = subprocess.Popen(
             [sys.executable, "-m", *launcher, *(() if launcher else ("tether",)), *words],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True, preexec_fn=preexec,
         )  # fmt: skip
 
     def end(self, within: float = LIMIT_S) -> tuple[int, str, str]:
@@ -125,9 +126,15 @@ def test_settings_are_checked_before_any_rank_is_started(recipe: Path) -> None:
     assert "--ranks" in err
 
 
-def test_an_interrupt_stops_all_at_one_step_and_the_run_goes_on(recipe: Path, tmp_path: Path) -> None:
+def in_the_background() -> None:
+    """A job that a script starts with & finds SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@pytest.mark.parametrize("preexec", [None, in_the_background])
+def test_an_interrupt_stops_all_at_one_step_and_the_run_goes_on(recipe: Path, tmp_path: Path, preexec: Callable[[], object] | None) -> None:
     run = tmp_path / "run"
-    command = Command("sft", str(recipe), "--run", str(run), "--ranks", "2", "max_steps=2000")
+    command = Command("sft", str(recipe), "--run", str(run), "--ranks", "2", "max_steps=2000", preexec=preexec)
     command.wait_for(run, 2)
     command.process.send_signal(signal.SIGINT)
     code, _, err = command.end()

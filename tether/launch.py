@@ -71,7 +71,9 @@ class Stop:
 
     def __enter__(self) -> Stop:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            # Under nohup the end of the terminal is ignored. SIGINT is taken even where it was ignored, as in a script's background job:
+            # whoever sends it means it, and a run on one rank takes it too.
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._on_signal)
         return self
 

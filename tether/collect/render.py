@@ -161,6 +161,8 @@ class Renderer(RendererHTML):
 
     def link_open(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         address = str(tokens[idx].attrs.get("href", ""))
+        if not address:  # [words](): without a place to go to it is no link, and stays what was written
+            return "["
         return f'<a href="{html.escape(address)}" target="_blank" rel="noopener noreferrer nofollow">'
 
     def link_close(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
@@ -169,7 +171,7 @@ class Renderer(RendererHTML):
             depth += {"link_close": 1, "link_open": -1}.get(token.type, 0)
             if depth < 0:
                 break
-        return f"</a> {_address(token, 'href')}"
+        return f"{'</a> ' if token.attrs.get('href') else ']'}{_address(token, 'href')}"
 
     def image(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         token = tokens[idx]
