@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,31 +57,40 @@ class Side:
         return [sum(each[i : i + self.samples]) / self.samples for i in range(0, len(each), self.samples)]
 
 
-def answer_prompts(model: Path, prompts: Sequence[Any], *, samples: int, max_new_tokens: int, seed: int, title: str) -> list[Answered]:
-    """Answers at temperature 1. The same seed for every model: answer i to a prompt draws the same uniform numbers."""
+def answer_prompts(
+    models: Mapping[str, Path], prompts: Sequence[Any], *, samples: int, max_new_tokens: int, seed: int
+) -> dict[str, list[Answered]]:
+    """Each model's answers at temperature 1; `models` has folders of one architecture, named as the progress shall call them.
+
+    The same seed for every model: answer i to a prompt draws the same uniform numbers.
+    """
     from tether.engines.local import LocalSampler, Request
     from tether.engines.sampling import Sampling
     from tether.policy import Policy
 
-    policy = Policy.load(model)
+    folders = list(models.values())
+    policy = Policy.load(folders[0])
     sampler = LocalSampler(policy.model, policy.tokenizer, precision=policy.precision)
     setting = Sampling(max_new_tokens=max_new_tokens, temperature=1.0)
     requests = [Request(policy.codec.prompt_ids(p), setting, n=samples, seed=f"{seed}/{i}") for i, p in enumerate(prompts)]
-    with Progress(len(requests) * samples, title) as progress:
-        drawn: dict[tuple[int, int], int] = {}
-        done = 0
+    answers: dict[str, list[Answered]] = {}
+    for name, folder in models.items():
+        if folder != folders[0]:  # the sampler has found out how to run this architecture: the next model is new weights to it
+            policy.model.load_state_dict(Policy.load(folder).model.state_dict())
+            sampler.refresh()
+        with Progress(len(requests) * samples, f"{name}: answers") as progress:
+            done = 0
 
-        def count(request: int, sample: int, token: int) -> None:
-            nonlocal done
-            drawn[request, sample] = drawn.get((request, sample), 0) + 1
-            if token in sampler.end_ids or drawn[request, sample] == max_new_tokens:
+            def ended(_: object, progress: Progress = progress) -> None:
+                nonlocal done
                 done += 1
                 progress.update(done)
 
-        completions = sampler.sample(requests, on_token=count)
-    return [
-        Answered((c.text or "").strip(), len(c.tokens), c.finish_reason != "length", tuple(c.tokens), sum(c.logps)) for c in completions
-    ]
+            completions = sampler.sample(requests, on_done=ended)
+        answers[name] = [
+            Answered((c.text or "").strip(), len(c.tokens), c.finish_reason != "length", tuple(c.tokens), sum(c.logps)) for c in completions
+        ]
+    return answers
 
 
 def score_with_reward_model(model: Path, prompts: Sequence[Any], sides: Sequence[Sequence[Answered]]) -> list[list[float]]:

@@ -99,12 +99,9 @@ def tell(folder: Path, *, size: Size = FULL, seed: int = 0) -> Path:
     # 4. The same prompts before and after.
     clock.announce(parts, parts, f"{len(prompts)} prompts that training never saw, answered by every model")
     with clock.part("answers and scores"):
-        models = {"before": model, "after": folder / "dpo" / "model", **{t.name: folder / t.folder / "model" for t in trials}}
-        titles = {"before": "the start answers", "after": "DPO answers"}
-        answers = {}
-        for name, folder_of in models.items():
-            title = titles.get(name, f"{name}: answers")
-            answers[name] = answer_prompts(folder_of, prompts, samples=size.samples, max_new_tokens=size.limit, seed=seed, title=title)
+        models = {"the start": model, "DPO": folder / "dpo" / "model", **{t.name: folder / t.folder / "model" for t in trials}}
+        written = answer_prompts(models, prompts, samples=size.samples, max_new_tokens=size.limit, seed=seed)
+        answers = {{"the start": "before", "DPO": "after"}.get(name, name): side for name, side in written.items()}
         scores = score_with_reward_model(judge, prompts, list(answers.values()))
         # The start is no distance from itself.
         gaps = [[0.0] * len(answers["before"]), *distances(model, prompts, [side for name, side in answers.items() if name != "before"])]

@@ -86,7 +86,7 @@ def _probe_prompts(vocabulary: int) -> list[list[int]]:
     return [torch.randint(1, vocabulary, (n,), generator=generator).tolist() for n in (17, 15)]
 
 
-GIVEN = 5  # tokens of the longer probe that are its prompt, the other's has two less; the rest comes one by one
+GIVEN = 12  # tokens of the longer probe that are its prompt, the other's has two less; the rest comes one by one, past a slot's first block
 
 
 def _plain_scores(model: Any, prompts: list[list[int]]) -> Tensor:
