@@ -123,6 +123,20 @@ def test_a_reference_costs_a_copy_only_where_one_is_kept(tiny: Path) -> None:
     assert reference(GRPORecipe(**common, beta=0.1, lora={"rank": 2})) == 0
 
 
+def test_models_that_only_judge_are_counted(tiny: Path, tmp_path: Path) -> None:
+    """A reward model twice, and a copy of the policy that votes: float32, and under bf16 a copy for the matmuls."""
+    rewards = ["length", {"reward": "model", "model": [str(tiny), str(tiny)]}, {"reward": "principles", "local": {}, "principles": ["x"]}]
+    for precision, bytes_each in (("fp32", 4), ("bf16", 6)):
+        made = plan.plan(GRPORecipe(model=str(tiny), data="d", precision=precision, rewards=rewards), ROWS, probe=False)
+        judges = [part for part in made.memory if part.name == "judge"]
+        assert [part.bytes for part in judges] == 3 * [bytes_each * TOTAL]
+        assert "for the reward principles" in judges[2].why
+    nowhere = GRPORecipe(model=str(tiny), data="d", rewards=[{"reward": "model", "model": str(tmp_path / "none")}])
+    made = plan.plan(nowhere, ROWS, probe=False)
+    assert not [part for part in made.memory if part.name == "judge"]
+    assert f"the memory of {tmp_path / 'none'}, which judges for the reward model, is not counted" in "\n".join(made.notes)
+
+
 def test_rows_are_sampled_from_the_data(tiny: Path, tmp_path: Path) -> None:
     path = tmp_path / "pairs.jsonl"
     texts = [("w6 w7", "w8 w9 w10", "w11"), ("w6", "w8", "w11"), ("w7", "w8", "w11"), ("w9", "w8", "w11")]

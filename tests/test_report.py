@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -145,6 +146,17 @@ def test_broken_comparison_names_its_file(tmp_path: Path) -> None:
 
 
 # What is on it ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parts", ["one", "several"])
+def test_headings_leave_no_level_out_and_wide_tables_take_the_keyboard(compared: Path, tmp_path: Path, parts: str) -> None:
+    page = report_html(compared if parts == "several" else dpo_run(tmp_path / "run"))
+    levels = [int(n) for n in re.findall(r"<h([1-6])", page)]
+    assert levels[:2] == [1, 2]
+    assert all(b <= a + 1 for a, b in itertools.pairwise(levels))
+    tables = re.findall(r"<div class=\"wide\"[^>]*>", page)
+    assert tables
+    assert all('tabindex="0"' in tag and re.search('aria-label="[^"]', tag) for tag in tables)
 
 
 def test_header_says_what_when_and_on_which_machine(tmp_path: Path) -> None:

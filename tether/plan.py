@@ -25,6 +25,7 @@ from tether.errors import UserError
 from tether.hub import first_line, quiet
 from tether.layout import layout_of
 from tether.models import check_source, fetch_smollm2
+from tether.plan_judges import judge_parts
 from tether.plan_memory import Part, Size, group_tokens, memory, together
 from tether.plan_sizes import FLOAT
 from tether.plan_traffic import Flow, passes_of, samples_elsewhere, seconds_of, traffic
@@ -101,7 +102,9 @@ def plan(
     if rows is None:
         made.notes.append("the data is not known, so rows are taken to be half of max_length")
     costs = _Costs(config, size, scores_only, probe, say, made.notes)
-    held = partial(memory, costs=costs, device=cluster.device_bytes is not None, remote=samples_elsewhere(recipe))
+    judges, not_counted = _judges(recipe, kind, cluster.ranks)
+    made.notes += not_counted
+    held = partial(memory, costs=costs, beside=judges, device=cluster.device_bytes is not None, remote=samples_elsewhere(recipe))
     made.memory = held(recipe, size, kind, rows=rows)
     per_step = recipe.batch_size
     if isinstance(recipe, SamplingRecipe):
@@ -122,6 +125,17 @@ def plan(
     if not made.fits:
         made.changes = _changes(recipe, size, kind, held, rows, made.free_bytes, config)
     return made
+
+
+def _judges(recipe: TrainRecipe, kind: Precision, ranks: int) -> tuple[list[Part], list[str]]:
+    if not isinstance(recipe, SamplingRecipe):
+        return [], []
+
+    def size(model: str, scores_only: bool) -> Size:
+        config, lora = load_config(model, None, trust_remote_code=recipe.trust_remote_code)
+        return size_of(config, lora, scores_only=scores_only, trust_remote_code=recipe.trust_remote_code, ranks=ranks)
+
+    return judge_parts(recipe, kind, ranks, size)
 
 
 def _times(made: Plan, costs: _Costs, say: Callable[[str], None] | None) -> None:

@@ -7,6 +7,7 @@ that are gathered, and the whole model while the local engine samples. Parts tha
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -64,9 +65,17 @@ def together(parts: list[Part]) -> float:
 
 
 def memory(
-    recipe: TrainRecipe, size: Size, kind: Precision, costs: Costs, rows: RowLengths | None, *, device: bool = False, remote: bool = False
+    recipe: TrainRecipe,
+    size: Size,
+    kind: Precision,
+    costs: Costs,
+    rows: RowLengths | None,
+    *,
+    beside: Sequence[Part] = (),
+    device: bool = False,
+    remote: bool = False,
 ) -> list[Part]:
-    """`device`: the run's own memory is not this process's; `remote`: answers are sampled elsewhere.
+    """`beside`: what is held for judging; `device`: the run's own memory is not this process's; `remote`: answers are sampled elsewhere.
 
     On one rank sampling keeps its memory while training goes on, so that there the phases are one.
     """
@@ -96,7 +105,7 @@ def memory(
         head = 0 if size.adapter else FLOAT * size.hidden * size.vocabulary
         why = f"a tile of {size.vocabulary:,} scores at a time" + ("" if size.adapter else ", and the head's gradient before it is added")
         parts.append(Part("logits", PROJECTION + head, why, training))
-    parts += _others(recipe, size, kind, rows)
+    parts += [*_others(recipe, size, kind, rows), *beside]
     if isinstance(recipe, SamplingRecipe) and not remote:
         parts += _sampler(recipe, size, kind, rows, sampling)
     if not device:
