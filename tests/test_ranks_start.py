@@ -19,7 +19,7 @@ from tests.ranks_runs import gap
 from tests.tiny import save_tiny
 from tests.whole_runs import rows_for, write_rows
 from tether.errors import RankLost, UserError
-from tether.launch import launch
+from tether.launch import Stop, launch
 from tether.peers import Peers
 from tether.run import Run
 
@@ -38,6 +38,11 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = root / "recipe.yaml"
     path.write_text(yaml.safe_dump(settings))
     return path
+
+
+def in_the_background() -> None:
+    """As a job that a script starts with &."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class Command:
@@ -126,15 +131,22 @@ def test_settings_are_checked_before_any_rank_is_started(recipe: Path) -> None:
     assert "--ranks" in err
 
 
-def in_the_background() -> None:
-    """A job that a script starts with & finds SIGINT ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def test_an_interrupt_is_taken_where_it_was_ignored_and_the_end_of_the_terminal_is_not() -> None:
+    """A job that a script starts with & finds SIGINT ignored, one under nohup SIGHUP."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
+    try:
+        with Stop():
+            assert callable(signal.getsignal(signal.SIGINT))
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("preexec", [None, in_the_background])
-def test_an_interrupt_stops_all_at_one_step_and_the_run_goes_on(recipe: Path, tmp_path: Path, preexec: Callable[[], object] | None) -> None:
+def test_an_interrupt_stops_all_at_one_step_and_the_run_goes_on(recipe: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    command = Command("sft", str(recipe), "--run", str(run), "--ranks", "2", "max_steps=2000", preexec=preexec)
+    command = Command("sft", str(recipe), "--run", str(run), "--ranks", "2", "max_steps=2000", preexec=in_the_background)
     command.wait_for(run, 2)
     command.process.send_signal(signal.SIGINT)
     code, _, err = command.end()
