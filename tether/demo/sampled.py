@@ -76,7 +76,7 @@ def answer_prompts(
     answers: dict[str, list[Answered]] = {}
     for name, folder in models.items():
         if folder != folders[0]:  # the sampler has found out how to run this architecture: the next model is new weights to it
-            policy.model.load_state_dict(Policy.load(folder).model.state_dict())
+            policy.read_weights(folder)
             sampler.refresh()
         with Progress(len(requests) * samples, f"{name}: answers") as progress:
             done = 0
